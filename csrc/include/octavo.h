@@ -1,0 +1,246 @@
+// The C interface of Octavo's CPU library: contexts, weights, KV caches, programs, steps.
+//
+// Plain C structs and raw pointers, read from Python by ctypes (octavo/backends/native/library.py mirrors this file
+// field by field; a test compares sizes and offsets). Functions return 0 on success and -1 on failure;
+// oct_last_error() then describes the failure of the calling thread.
+//
+// Shape suffixes: T tokens of the step, R requests of the step, L rows that need logits, N weight rows (outputs),
+// K weight columns (inputs), D model width, H query heads, G key/value heads, C head size.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(OCT_BUILDING)
+#pragma GCC visibility push(default)
+#endif
+
+const char* oct_last_error(void);
+
+// ---- context: an instruction set and a team of threads ---------------------------------------------------------
+typedef struct oct_context oct_context;
+
+int oct_isa_supported(const char* isa);  // "scalar", "avx2", "avx512": 1 if this machine can run it
+// isa NULL: the best this machine has. The calling thread of oct_run is worker 0 of the team.
+oct_context* oct_context_create(const char* isa, int num_threads);
+void oct_context_destroy(oct_context*);
+const char* oct_context_isa(const oct_context*);
+
+// ---- weights: packed once, in one of the canonical layouts ------------------------------------------------------
+enum oct_layout {
+  OCT_LAYOUT_BF16 = 0,      // bf16 values
+  OCT_LAYOUT_U8_GROUP = 1,  // codes of 5..8 bits in a byte, one scale (and minimum) a group of 16 or 32 columns
+  OCT_LAYOUT_U4_GROUP = 2,  // codes of 4 bits, one scale (and minimum) a group of 32 columns
+};
+
+typedef struct oct_weight oct_weight;
+
+// A matrix [N, K] in `layout`, to be filled from tensors of GGUF type `gguf_type`. Fails when they do not go together.
+oct_weight* oct_weight_create(oct_context*, int layout, int gguf_type, int64_t num_rows, int64_t num_columns);
+// Packs the whole matrix from GGUF blocks, on all threads. row_order[n] (or NULL) is the source row of row n.
+int oct_weight_pack(oct_context*, oct_weight*, const void* gguf_blocks, const int32_t* row_order);
+int oct_weight_unpack(oct_context*, const oct_weight*, float* values_NK);  // for tests and tools
+int64_t oct_weight_bytes(const oct_weight*);
+void oct_weight_destroy(oct_weight*);
+
+// GGUF blocks -> fp32, for vectors (norms, biases) and tests. Fails on an unknown type.
+int oct_gguf_dequantize(int gguf_type, const void* blocks, int64_t num_elements, float* values);
+
+// ---- KV cache: pages of 16 tokens, bf16, for every layer --------------------------------------------------------
+enum { OCT_BLOCK_TOKENS = 16 };
+typedef struct oct_kv_cache oct_kv_cache;
+
+oct_kv_cache* oct_kv_cache_create(int num_layers, int num_blocks, int num_kv_heads, int head_size);
+int64_t oct_kv_block_bytes(int num_layers, int num_kv_heads, int head_size);
+void oct_kv_cache_destroy(oct_kv_cache*);
+
+// ---- program: a flat list of fixed-size instructions over numbered buffers ---------------------------------------
+enum oct_buffer_kind {
+  OCT_BUFFER_F32 = 0,           // fp32 [rows, columns]
+  OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with grouped weights: int8 codes, scale and sum a group of 32
+  OCT_BUFFER_OPERAND_BF16 = 2,  // left operand of a product with bf16 weights
+};
+enum oct_row_space { OCT_ROWS_TOKENS = 0, OCT_ROWS_LOGITS = 1 };
+
+typedef struct {
+  int32_t kind;       // oct_buffer_kind
+  int32_t row_space;  // oct_row_space: one row a token of the step, or one a row that needs logits
+  int32_t columns;
+} oct_buffer;
+
+enum oct_op {
+  OCT_OP_EMBED = 0,
+  OCT_OP_ROTARY_TABLE = 1,
+  OCT_OP_RMS_NORM = 2,
+  OCT_OP_QUANTIZE = 3,
+  OCT_OP_LINEAR = 4,
+  OCT_OP_GATED_LINEAR = 5,
+  OCT_OP_ROPE_KV = 6,
+  OCT_OP_ATTENTION = 7,
+  OCT_OP_SELECT_ROWS = 8,
+  OCT_OP_SAMPLE = 9,
+};
+enum oct_activation { OCT_SILU = 0, OCT_GELU_TANH = 1 };
+
+// Buffers are given by number. `weight` fields are oct_weight*, vectors are fp32 and must outlive the program.
+
+typedef struct {  // dst_TD = scale * weight[token_ids]
+  int32_t dst;
+  float scale;
+  const oct_weight* weight;
+} oct_embed;
+
+// dst_T(2*half): cos then sin of position * inverse_frequency, computed once a step. [T, 2 * num_frequencies]
+typedef struct {
+  int32_t dst;
+  int32_t num_frequencies;
+  const float* inverse_frequencies;
+  float magnitude;  // cos and sin are multiplied by it (yarn); 1 elsewhere
+} oct_rotary_table;
+
+// dst = src / rms(src) * weight, to fp32 or straight to an operand buffer. With accumulate (fp32 dst only): dst += ...
+typedef struct {
+  int32_t src;
+  int32_t dst;
+  int32_t dst2;  // a second destination (the other operand kind) or -1
+  int32_t accumulate;
+  float epsilon;
+  const float* weight;  // [columns]
+} oct_rms_norm;
+
+typedef struct {  // fp32 buffer -> operand buffer
+  int32_t src;
+  int32_t dst;
+} oct_quantize;
+
+// dst[:, dst_column : dst_column + N] (+)= src @ weight.T + bias. src is an operand buffer of the kind the weight needs.
+typedef struct {
+  int32_t src;
+  int32_t dst;
+  int32_t dst_column;
+  int32_t accumulate;  // 1: add to dst (the residual)
+  const oct_weight* weight;
+  const float* bias;  // [N] or NULL
+} oct_linear;
+
+// dst = activation(src @ gate.T) * (src @ up.T); dst is an operand buffer or fp32. gate and up may differ in layout only
+// if src (and src_up) are operands of the kinds they need; src_up is -1 when it equals src.
+typedef struct {
+  int32_t src;
+  int32_t src_up;
+  int32_t dst;
+  int32_t activation;  // oct_activation
+  const oct_weight* gate;
+  const oct_weight* up;
+} oct_gated_linear;
+
+// qkv_T[(H + 2G) C]: optional RMS norm of every q and k head, half-rotated rope on q and k, q back in place,
+// k and v to their page of the KV cache.
+typedef struct {
+  int32_t qkv;
+  int32_t rotary;  // buffer of the rotary table, or -1: no rope
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_size;
+  int32_t kv_layer;
+  float epsilon;
+  const float* q_norm;  // [C] or NULL
+  const float* k_norm;  // [C] or NULL
+} oct_rope_kv;
+
+// Causal attention of the step's queries over their requests' pages. dst is fp32 [T, H C].
+typedef struct {
+  int32_t qkv;  // q in the first H C columns
+  int32_t dst;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_size;
+  int32_t kv_layer;
+  int32_t window;  // a query sees the last `window` positions, itself included; 0: all
+  float scale;
+  float softcap;  // 0: off; else scores = softcap * tanh(scores / softcap)
+} oct_attention;
+
+typedef struct {  // dst_LD = src_TD[logit_rows]
+  int32_t src;
+  int32_t dst;
+} oct_select_rows;
+
+// Logits of src_LD by the head's weight, then one sampled token a row. Runs in chunks of rows so that logits stay small.
+typedef struct {
+  int32_t src;
+  const oct_weight* weight;
+  float softcap;  // of the logits; 0: off
+} oct_sample;
+
+typedef struct {
+  int32_t op;       // oct_op
+  int32_t barrier;  // 1: all threads wait for each other after it; 0: the next instruction does not depend on it
+  union {
+    oct_embed embed;
+    oct_rotary_table rotary_table;
+    oct_rms_norm rms_norm;
+    oct_quantize quantize;
+    oct_linear linear;
+    oct_gated_linear gated_linear;
+    oct_rope_kv rope_kv;
+    oct_attention attention;
+    oct_select_rows select_rows;
+    oct_sample sample;
+  };
+} oct_instruction;
+
+typedef struct oct_program oct_program;
+
+// Copies both arrays; allocates the arena for max_tokens and max_logit_rows. Fails, naming the instruction, on operands
+// of the wrong kind, shape or number.
+oct_program* oct_program_create(oct_context*, oct_kv_cache*, const oct_buffer*, int num_buffers, const oct_instruction*,
+                                int num_instructions, int max_tokens, int max_logit_rows);
+int64_t oct_program_arena_bytes(const oct_program*);
+// Test access to an fp32 buffer of the arena, [rows, columns].
+float* oct_program_buffer(oct_program*, int buffer);
+void oct_program_destroy(oct_program*);
+
+// ---- step: one ragged batch --------------------------------------------------------------------------------------
+typedef struct {
+  int32_t num_tokens;      // T
+  int32_t num_requests;    // R
+  int32_t num_logit_rows;  // L
+  int32_t max_blocks;      // row length of block_tables
+  const int32_t* token_ids;      // [T]
+  const int32_t* positions;      // [T]
+  const int32_t* query_starts;   // [R + 1]: tokens query_starts[r] .. query_starts[r + 1] - 1 belong to request r
+  const int32_t* block_tables;   // [R, max_blocks]: page of position p is block_tables[r][p / 16], slot p % 16
+  const int32_t* logit_rows;     // [L]: token index, ascending
+
+  // Sampling, one entry a logit row.
+  const float* temperatures;       // 0: greedy
+  const int32_t* top_ks;           // 0: off
+  const float* top_ps;             // 1: off
+  const float* min_ps;             // 0: off
+  const uint64_t* seeds;
+  const int64_t* sample_positions; // index of the token to be drawn in its request; keys the random numbers with seed
+  const int32_t* bias_starts;      // [L + 1] into the next two
+  const int32_t* bias_token_ids;
+  const float* bias_values;        // added to the logit; -inf forbids the token
+
+  int32_t* sampled_token_ids;  // out [L]
+  float* logits;               // out [L, vocabulary] after bias, or NULL
+} oct_step;
+
+int oct_run(oct_program*, const oct_step*);
+
+// ---- measuring ---------------------------------------------------------------------------------------------------
+double oct_measure_barrier_ns(oct_context*, int rounds);
+double oct_measure_read_gbps(oct_context*, int64_t bytes, int use_huge_pages);
+
+#if defined(OCT_BUILDING)
+#pragma GCC visibility pop
+#endif
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,195 @@
+// What the program walker asks of an instruction set: one table of function pointers, filled once per instruction set
+// by isa_scalar.cpp, isa_avx2.cpp and isa_avx512.cpp from the same templates.
+//
+// Every kernel is called by all threads of the team with its thread index and does its share of the work, which depends
+// only on the arguments; kernels never synchronise with each other and never allocate. The order in which an output
+// element is summed depends on nothing but the model: not on the batch, the chunk, the thread count or the tile shape.
+//
+// Instruction-set sources are compiled with their own flags, so they must not instantiate anything the linker could
+// share with other sources: no STL, everything in an anonymous or instruction-set namespace.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../include/octavo.h"
+
+struct oct_weight {
+  int32_t layout;     // oct_layout
+  int32_t gguf_type;  // what it was packed from
+  int32_t code_bits;  // grouped layouts: how many bits a code uses (4, 5, 6, 8)
+  int32_t group;      // columns a scale covers (16 or 32); 0 for bf16
+  int32_t has_min;    // grouped: 1: value = scale * code - min; 0: value = scale * (code - zero)
+  int32_t zero;       // grouped, without min: the code of 0.0
+  int64_t num_rows;     // N
+  int64_t num_columns;  // K
+  uint8_t* data;
+  int64_t bytes;
+};
+
+namespace octavo {
+
+struct ThreadShare {
+  int thread;
+  int num_threads;
+};
+
+// Rows of the left side of a product. INT8: codes [rows, padded K], scales and sums [rows, padded K / 32], where
+// value = scale * code and sums holds the integer sum of the codes of each group of 32. BF16: values [rows, padded K].
+// How the row is laid out inside belongs to the instruction set; `data` is 64-byte aligned, rows `row_bytes` apart.
+struct Operand {
+  int32_t kind;  // OCT_BUFFER_OPERAND_INT8 or OCT_BUFFER_OPERAND_BF16
+  int32_t columns;
+  int64_t row_bytes;
+  uint8_t* data;
+};
+
+struct Matrix {  // fp32 [rows, stride]
+  float* data;
+  int64_t stride;
+  int32_t columns;
+};
+
+// Where a kernel leaves rows of values: fp32, an operand, or both operand kinds. Unused ones have data == nullptr.
+struct Destination {
+  Matrix matrix;
+  Operand operand;
+  Operand operand2;
+};
+
+struct EmbedArgs {
+  const oct_weight* weight;
+  const int32_t* token_ids;
+  int num_tokens;
+  float scale;
+  Matrix dst;
+};
+
+struct RotaryTableArgs {
+  const int32_t* positions;
+  int num_tokens;
+  const float* inverse_frequencies;
+  int num_frequencies;
+  float magnitude;
+  Matrix dst;
+};
+
+struct RmsNormArgs {
+  Matrix src;
+  int num_rows;
+  const float* weight;
+  float epsilon;
+  bool accumulate;
+  Destination dst;
+};
+
+struct QuantizeArgs {
+  Matrix src;
+  int num_rows;
+  Operand dst;
+};
+
+struct LinearArgs {
+  Operand src;
+  int num_rows;
+  const oct_weight* weight;
+  const float* bias;
+  bool accumulate;
+  Matrix dst;  // already offset by dst_column; columns = N
+};
+
+struct GatedLinearArgs {
+  Operand src_gate;
+  Operand src_up;
+  int num_rows;
+  const oct_weight* gate;
+  const oct_weight* up;
+  int activation;
+  Destination dst;
+};
+
+// KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head g (heads adjacent, all K
+// first, then all V): K as [C / 2][16 tokens][2] bf16, V as [16 / 2 token pairs][C][2] bf16. Zero when created.
+struct KvLayer {
+  uint16_t* data;
+  int64_t page_elements;  // 2 * G * 16 * C
+  int32_t num_kv_heads;
+  int32_t head_size;
+};
+
+struct Batch {  // the ragged batch of the step
+  int num_tokens;
+  int num_requests;
+  const int32_t* positions;     // [T]
+  const int32_t* query_starts;  // [R + 1]
+  const int32_t* block_tables;  // [R, max_blocks]
+  int max_blocks;
+};
+
+struct RopeKvArgs {
+  Matrix qkv;
+  Matrix rotary;  // data == nullptr: no rope
+  const float* q_norm;
+  const float* k_norm;
+  float epsilon;
+  int num_heads;
+  KvLayer kv;
+  Batch batch;
+};
+
+struct AttentionArgs {
+  Matrix qkv;
+  Matrix dst;
+  int num_heads;
+  int window;
+  float scale;
+  float softcap;
+  KvLayer kv;
+  Batch batch;
+  uint8_t* scratch;  // attention_scratch_bytes() for each thread, 64-byte aligned
+};
+
+struct SampleRow {
+  float temperature;
+  int32_t top_k;
+  float top_p;
+  float min_p;
+  float softcap;  // 0: off; applied before biases
+  uint64_t seed;
+  int64_t position;
+  int32_t num_biases;
+  const int32_t* bias_token_ids;
+  const float* bias_values;
+};
+
+struct Kernels {
+  const char* name;
+
+  // weights
+  int64_t (*weight_bytes)(const oct_weight*);
+  // Packs source rows so that panels [first, last) of num_panels(weight) are filled.
+  int64_t (*weight_panels)(const oct_weight*);
+  void (*pack)(const oct_weight*, const void* gguf_blocks, const int32_t* row_order, int64_t first_panel, int64_t last_panel);
+  void (*unpack_row)(const oct_weight*, int64_t row, float* values_K);
+
+  // operands
+  int64_t (*operand_row_bytes)(int kind, int64_t columns);
+
+  // ops
+  void (*embed)(const EmbedArgs&, ThreadShare);
+  void (*rotary_table)(const RotaryTableArgs&, ThreadShare);
+  void (*rms_norm)(const RmsNormArgs&, ThreadShare);
+  void (*quantize)(const QuantizeArgs&, ThreadShare);
+  void (*linear)(const LinearArgs&, ThreadShare);
+  void (*gated_linear)(const GatedLinearArgs&, ThreadShare);
+  void (*rope_kv)(const RopeKvArgs&, ThreadShare);
+  int64_t (*attention_scratch_bytes)(int num_heads, int num_kv_heads, int head_size);  // per thread
+  void (*attention)(const AttentionArgs&, ThreadShare);
+  // Applies softcap and biases to the row in place, then draws one token. Scratch: 2 * num_logits floats.
+  int32_t (*sample)(float* logits, int64_t num_logits, const SampleRow&, float* scratch);
+};
+
+extern const Kernels kernels_scalar;
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+
+}  // namespace octavo

@@ -1,0 +1,1 @@
+"""The CPU backend: lower a traced model, run it in C++."""

@@ -1,0 +1,55 @@
+"""What a user asks of an engine, and what was made of it.
+
+`EngineArgs` are the wishes, `EngineConfig` the decisions; one pure function, `engine/resolve.py`, turns the first (with
+the model and the machine) into the second. Both are frozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ActivationDtype = Literal["auto", "bf16", "int8"]
+
+DEFAULT_MODEL = "smollm2"
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """The shared flags of every verb. None means "decide for me"."""
+
+    model: str = DEFAULT_MODEL
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 512
+    memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    threads: int | None = None
+    activation_dtype: ActivationDtype = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything decided at start, printed in the start-up block."""
+
+    model: str
+    model_path: str
+    architecture: str
+    size_label: str
+    isa: str
+    threads: int
+    activation_dtype: Literal["bf16", "int8"]
+    weight_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    kv_cache_bytes: int
+    vocab_size: int
+    seed: int
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        return self.num_blocks * BLOCK_TOKENS

@@ -1,0 +1,1 @@
+"""The loop, its thread, input and output processing."""

@@ -1,0 +1,1 @@
+"""The operation vocabulary and the tracer."""

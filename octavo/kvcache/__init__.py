@@ -1,0 +1,1 @@
+"""Blocks of the KV cache: which are free, which are whose."""

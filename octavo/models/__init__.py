@@ -1,0 +1,1 @@
+"""One architecture family per file, and a table of them."""

@@ -1,0 +1,83 @@
+"""What goes into the engine and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose prompt is tokenised and whose limits have been checked.
+
+    `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
+    `arrival_time` is seconds of `time.monotonic()`.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_token_ids: frozenset[int]
+    arrival_time: float
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds of `time.monotonic()` at the milestones of a request; None while not reached."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What one step added to one request. Exactly one delta of a request has a `finish_reason`: its last.
+
+    `text` never ends inside a character or inside what could become a stop string. `stop_reason` is the stop string
+    or stop token id that ended the text (None for EOS). `error` is set when `finish_reason` is "error".
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    times: RequestTimes | None = None
+    error: Exception | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One finished answer."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request as `LLM.generate` returns it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    num_cached_tokens: int = 0
+    times: RequestTimes | None = field(default=None, repr=False)

@@ -1,0 +1,1 @@
+"""Who runs in a step, and how many tokens each."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, wire types, events, errors to statuses."""

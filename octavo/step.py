@@ -1,0 +1,68 @@
+"""What crosses between the engine and a backend: one `StepPlan` down, one `StepOutput` back, both frozen.
+
+A request that runs holds a *row*, a stable index below `max_num_seqs`; the backend keeps the row's tokens, block table
+and sampling parameters from one step to the next, so a plan carries only what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A request takes a row: for the first time, or again after a preemption.
+
+    `token_ids` are all tokens known so far (prompt, and output of an earlier run). While the row holds fewer than
+    `min_total_tokens` tokens, the sampler must not choose any of `forbidden_token_ids` (this is `min_tokens`).
+    """
+
+    row: int
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    forbidden_token_ids: tuple[int, ...] = ()
+    min_total_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """A row computes `num_tokens` tokens from position `num_computed_tokens` on.
+
+    `new_block_ids` are appended to the row's block table before the step (after a RowStart the table is empty).
+    With `samples`, the last of these tokens is the newest one known and the next is sampled after it; the backend
+    appends the sampled token to the row's tokens.
+    """
+
+    row: int
+    num_computed_tokens: int
+    num_tokens: int
+    new_block_ids: tuple[int, ...]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: rows that start, then what each running row computes, in batch order. Empty `steps` is legal."""
+
+    starts: tuple[RowStart, ...]
+    steps: tuple[RowStep, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(step.num_tokens for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    row: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One sampled token for each step with `samples`, in the order of the plan."""
+
+    tokens: tuple[SampledToken, ...] = field(default=())

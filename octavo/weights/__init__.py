@@ -1,0 +1,1 @@
+"""Checkpoints: finding, fetching and reading them."""

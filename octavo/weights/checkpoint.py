@@ -1,0 +1,44 @@
+"""A checkpoint as the rest of Octavo sees it, whatever file format it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.graph.ops import Model
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it lies in the file, not yet decoded.
+
+    `shape` is [outputs, inputs] for matrices (row-major, inputs contiguous), [n] for vectors. `encoding` is the GGUF
+    type id (`weights.gguf.GGUFType`). `data` maps the file: raw bytes, read-only, nothing copied. `row_order[n]`, if
+    given, is the stored row that belongs at row n.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: int
+    data: npt.NDArray[np.uint8]
+    row_order: npt.NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model, its tensors under the model's own weight names, and what its tokenizer is built from.
+
+    `tensors` has exactly the names the model declares. `close()` unmaps the file: call it once the weights are packed.
+    """
+
+    path: Path
+    architecture: str
+    size_label: str
+    model: Model
+    tensors: Mapping[str, StoredTensor]
+    tokenizer: Mapping[str, Any]
