@@ -35,6 +35,10 @@ class UnsupportedModelError(ModelError):
     """A model file is well formed but asks for something Octavo does not have (architecture, tensor type, rope scaling)."""
 
 
+class ModelDefinitionError(ModelError):
+    """A model description contradicts itself: shapes that do not fit, a weight not declared or not used."""
+
+
 class TokenizerError(ModelError):
     """A tokenizer cannot be built from what the model file holds."""
 

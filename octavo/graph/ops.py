@@ -163,7 +163,15 @@ class Ops(Protocol):
     def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
     def rope(self, x: Tensor, rotary: Rotary, *, num_heads: int) -> Tensor: ...
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, kv: KvLayer, num_heads: int, scale: float, softcap: float | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        kv: KvLayer,
+        num_heads: int,
+        scale: float,
+        softcap: float | None = None,
     ) -> Tensor: ...
     def select_rows(self, x: Tensor) -> Tensor: ...
     def logits(self, x: Tensor, weight: Weight, *, softcap: float | None = None) -> Tensor: ...
