@@ -1,0 +1,5 @@
+#include "table.h"
+
+namespace octavo {
+extern const Kernels kernels_scalar = kernel_table("scalar");
+}
