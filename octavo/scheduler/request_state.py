@@ -1,0 +1,66 @@
+"""What changes about a request while it is in the scheduler."""
+
+from __future__ import annotations
+
+from octavo.kvcache.block_table import BlockTable
+from octavo.request import Request
+from octavo.step import RowStart
+
+
+class RequestState:
+    """A request in the scheduler: its tokens so far, how many of them are computed, its row and its blocks.
+
+    `num_computed_tokens` chases `num_tokens`; whether that is a prompt, a reply or the recomputation after a preemption
+    makes no difference. `num_start_tokens` is how many tokens were known when the request took its row.
+    """
+
+    __slots__ = (
+        "blocks",
+        "forbidden_token_ids",
+        "min_total_tokens",
+        "num_computed_tokens",
+        "num_start_tokens",
+        "request",
+        "request_id",
+        "row",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, blocks: BlockTable) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_start_tokens = 0
+        self.row: int | None = None
+        self.blocks = blocks
+        self.min_total_tokens = 0
+        self.forbidden_token_ids: tuple[int, ...] = ()
+        if request.sampling.min_tokens:
+            self.min_total_tokens = len(self.token_ids) + request.sampling.min_tokens
+            self.forbidden_token_ids = _ending_token_ids(request)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def take_row(self, row: int) -> RowStart:
+        self.row = row
+        self.num_start_tokens = len(self.token_ids)
+        return RowStart(
+            row, tuple(self.token_ids), self.request.sampling, self.forbidden_token_ids, self.min_total_tokens
+        )
+
+    def leave_row(self) -> None:
+        """Forgets everything but the tokens: blocks go back, and what was computed in them is lost."""
+        self.row = None
+        self.num_computed_tokens = 0
+        self.blocks.release()
+
+
+def _ending_token_ids(request: Request) -> tuple[int, ...]:
+    """The tokens that would end the request, ascending: what `min_tokens` forbids."""
+    ending = set(request.sampling.stop_token_ids)
+    if not request.sampling.ignore_eos:
+        ending |= request.eos_token_ids
+    return tuple(sorted(ending))
