@@ -1,0 +1,137 @@
+"""From what a caller gives, text or messages or token ids, to a `Request` that the engine can serve."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from octavo.errors import ContextLengthError, InvalidValueError
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+_UINT64 = 2**64 - 1
+
+
+class InputProcessor:
+    """Tokenises, applies the chat template and checks every limit, so that what passes can run to its end.
+
+    `kv_cache_tokens` is what the whole KV cache holds: a request may not outgrow it. Safe to use from several threads.
+    All methods raise subclasses of `RequestError` that name the field.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, kv_cache_tokens: int, seed: int = 0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._kv_cache_tokens = kv_cache_tokens
+        self._seed = seed
+        self._num_seeds_drawn = itertools.count()
+
+    def from_prompt(
+        self, prompt: str | Sequence[int], sampling: SamplingParams, *, request_id: str | None = None
+    ) -> Request:
+        """A request for a continuation of `prompt`: text, to be tokenised with the model's BOS rule, or token ids."""
+        if isinstance(prompt, str):
+            return self._request(self._tokenizer.encode(prompt), prompt, sampling, request_id)
+        return self._request(self._checked_token_ids(prompt, "prompt"), None, sampling, request_id)
+
+    def from_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        **template_kwargs: Any,
+    ) -> Request:
+        """A request for the next turn of a conversation. Raises `ChatTemplateError` if the template cannot render it.
+
+        `template_kwargs` go to the chat template (`add_generation_prompt`, `tools`, what else the template knows).
+        """
+        if not messages:
+            raise InvalidValueError("messages is empty; it must have at least one message", param="messages")
+        token_ids = self._tokenizer.encode_chat(messages, **template_kwargs)
+        return self._request(token_ids, None, sampling, request_id)
+
+    def _request(
+        self, token_ids: list[int], prompt: str | None, sampling: SamplingParams, request_id: str | None
+    ) -> Request:
+        self._check_prompt_length(len(token_ids))
+        self._checked_token_ids(sampling.stop_token_ids, "stop_token_ids")
+        return Request(
+            request_id=f"request-{uuid.uuid4().hex}" if request_id is None else request_id,
+            prompt_token_ids=tuple(token_ids),
+            sampling=replace(
+                sampling,
+                max_tokens=self._resolve_max_tokens(sampling, len(token_ids)),
+                seed=self._resolve_seed(sampling.seed),
+            ),
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            arrival_time=time.monotonic(),
+            prompt=prompt,
+        )
+
+    def _checked_token_ids(self, token_ids: Sequence[int], param: str) -> list[int]:
+        for position, token_id in enumerate(token_ids):
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise InvalidValueError(f"{param}[{position}] is {token_id!r}; token ids are integers", param=param)
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidValueError(
+                    f"{param}[{position}] is {token_id}; the model's token ids are 0 to {self._vocab_size - 1}",
+                    param=param,
+                )
+        return list(token_ids)
+
+    @property
+    def _limit(self) -> int:
+        """The most tokens, prompt and output together, that one request may have."""
+        return min(self._max_model_len, self._kv_cache_tokens)
+
+    def _check_prompt_length(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            raise InvalidValueError("prompt is empty; it must have at least one token", param="prompt")
+        if num_tokens > self._max_model_len - 1:
+            raise ContextLengthError(
+                f"the prompt has {num_tokens} tokens; with one token of output the context length of "
+                f"{self._max_model_len} allows at most {self._max_model_len - 1}",
+                param="prompt",
+            )
+        if num_tokens > self._kv_cache_tokens - 1:
+            raise ContextLengthError(
+                f"the prompt has {num_tokens} tokens; with one token of output the whole KV cache of "
+                f"{self._kv_cache_tokens} tokens allows at most {self._kv_cache_tokens - 1}",
+                param="prompt",
+            )
+
+    def _resolve_max_tokens(self, sampling: SamplingParams, num_prompt_tokens: int) -> int:
+        """`max_tokens`, but no more than there is room for after the prompt."""
+        room = self._limit - num_prompt_tokens
+        if sampling.min_tokens > room:
+            raise ContextLengthError(
+                f"min_tokens is {sampling.min_tokens}; after a prompt of {num_prompt_tokens} tokens there is room for "
+                f"{room} of the {self._limit} a request may have",
+                param="min_tokens",
+            )
+        return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+
+    def _resolve_seed(self, seed: int | None) -> int:
+        """A seed from 0 to 2**64 - 1: the given one (modulo 2**64), or a fresh one from the engine's seed."""
+        if seed is None:
+            return _splitmix64(_splitmix64(self._seed & _UINT64) + next(self._num_seeds_drawn))
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise InvalidValueError(f"seed is {seed!r}; it must be an integer", param="seed")
+        return seed & _UINT64
+
+
+def _splitmix64(x: int) -> int:
+    """Mixes 64 bits. Source: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014."""
+    x = (x + 0x9E3779B97F4A7C15) & _UINT64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _UINT64
+    return x ^ (x >> 31)
