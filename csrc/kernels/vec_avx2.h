@@ -47,9 +47,10 @@ inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 inline F32 round(F32 a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// a * 2^exponent for whole exponents in -126..127.
+// a * 2^exponent for whole exponents up to 127; zero below -126.
 inline F32 scale_by_power_of_two(F32 a, F32 exponent) {
-  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(exponent.v), _mm256_set1_epi32(127)), 23);
+  __m256i whole = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_set1_ps(-127.0f), exponent.v));
+  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(127)), 23);
   return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(bits))};
 }
 
