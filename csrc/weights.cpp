@@ -1,0 +1,131 @@
+// Packed weights: made for one context's instruction set, filled on all its threads, freed when destroyed.
+#include "weights.h"
+
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "error.h"
+#include "gguf_types.h"
+
+namespace octavo {
+
+const char* layout_name(int layout) {
+  switch (layout) {
+    case OCT_LAYOUT_BF16: return "bf16";
+    case OCT_LAYOUT_U8_GROUP: return "u8_group";
+    case OCT_LAYOUT_U4_GROUP: return "u4_group";
+  }
+  return "unknown";
+}
+
+namespace {
+
+bool fits(int layout, const GgufTypeTraits& traits) {
+  switch (layout) {
+    case OCT_LAYOUT_BF16: return true;
+    case OCT_LAYOUT_U8_GROUP: return traits.code_bits > 4;
+    case OCT_LAYOUT_U4_GROUP: return traits.code_bits == 4;
+  }
+  return false;
+}
+
+const GgufTypeTraits& require_type(int gguf_type) {
+  const GgufTypeTraits* traits = gguf_type_traits(gguf_type);
+  if (!traits) throw Error("unknown GGUF tensor type " + std::to_string(gguf_type));
+  return *traits;
+}
+
+void check_shape(const GgufTypeTraits& traits, int64_t num_rows, int64_t num_columns) {
+  constexpr int64_t max_size = std::numeric_limits<int32_t>::max();
+  if (num_rows < 1 || num_columns < 1 || num_rows > max_size || num_columns > max_size) {
+    throw Error("a weight of " + std::to_string(num_rows) + " x " + std::to_string(num_columns) + " cannot be packed");
+  }
+  if (num_columns % traits.block_elements != 0) {
+    throw Error("a weight of type " + std::string(traits.name) + " has " + std::to_string(num_columns) +
+                " columns, which is not a multiple of its blocks of " + std::to_string(traits.block_elements));
+  }
+}
+
+std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_type, int64_t num_rows,
+                                     int64_t num_columns) {
+  const GgufTypeTraits& traits = require_type(gguf_type);
+  if (!fits(layout, traits)) {
+    throw Error("a tensor of type " + std::string(traits.name) + " cannot be packed in layout " + layout_name(layout));
+  }
+  check_shape(traits, num_rows, num_columns);
+  auto weight = std::make_unique<PackedWeight>();
+  weight->kernels = &context.kernels;
+  weight->layout = layout;
+  weight->gguf_type = gguf_type;
+  if (layout != OCT_LAYOUT_BF16) {
+    weight->code_bits = traits.code_bits;
+    weight->group = traits.group;
+    weight->has_min = traits.has_min;
+    weight->zero = traits.zero;
+  }
+  weight->num_rows = num_rows;
+  weight->num_columns = num_columns;
+  weight->bytes = context.kernels.weight_bytes(weight.get());
+  weight->memory = context.weight_memory.allocate(size_t(weight->bytes));
+  weight->data = weight->memory.data;
+  return weight;
+}
+
+void pack(oct_context& context, const oct_weight& weight, const void* gguf_blocks, const int32_t* row_order) {
+  if (!gguf_blocks) throw Error("no blocks to pack a weight from");
+  for (int64_t row = 0; row_order && row < weight.num_rows; ++row) {
+    if (row_order[row] < 0 || row_order[row] >= weight.num_rows) {
+      throw Error("row_order[" + std::to_string(row) + "] is " + std::to_string(row_order[row]) + ", but there are " +
+                  std::to_string(weight.num_rows) + " rows");
+    }
+  }
+  int64_t num_panels = context.kernels.weight_panels(&weight);
+  int num_threads = context.team.num_threads();
+  context.team.run([&](int thread) {
+    int64_t first = num_panels * thread / num_threads, last = num_panels * (thread + 1) / num_threads;
+    if (first < last) context.kernels.pack(&weight, gguf_blocks, row_order, first, last);
+  });
+}
+
+void unpack(oct_context& context, const oct_weight& weight, float* values) {
+  int num_threads = context.team.num_threads();
+  context.team.run([&](int thread) {
+    int64_t last = weight.num_rows * (thread + 1) / num_threads;
+    for (int64_t row = weight.num_rows * thread / num_threads; row < last; ++row) {
+      context.kernels.unpack_row(&weight, row, values + row * weight.num_columns);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace octavo
+
+using octavo::guarded;
+
+extern "C" {
+
+oct_weight* oct_weight_create(oct_context* context, int layout, int gguf_type, int64_t num_rows, int64_t num_columns) {
+  return guarded<oct_weight*>(
+      nullptr, [&] { return octavo::create(*context, layout, gguf_type, num_rows, num_columns).release(); });
+}
+
+int oct_weight_pack(oct_context* context, oct_weight* weight, const void* gguf_blocks, const int32_t* row_order) {
+  return guarded(-1, [&] {
+    octavo::pack(*context, *weight, gguf_blocks, row_order);
+    return 0;
+  });
+}
+
+int oct_weight_unpack(oct_context* context, const oct_weight* weight, float* values_NK) {
+  return guarded(-1, [&] {
+    octavo::unpack(*context, *weight, values_NK);
+    return 0;
+  });
+}
+
+int64_t oct_weight_bytes(const oct_weight* weight) { return weight->bytes; }
+
+void oct_weight_destroy(oct_weight* weight) { delete static_cast<octavo::PackedWeight*>(weight); }
+
+}  // extern "C"
