@@ -1,0 +1,58 @@
+// A program: checked instructions, the arena of their buffers, and the walk over them that is one step.
+#pragma once
+#include <vector>
+
+#include "arena.h"
+#include "context.h"
+#include "kernels/kernels.h"
+#include "kv.h"
+#include "validate.h"
+
+struct oct_program {
+  oct_program(oct_context& context, const oct_kv_cache* kv, std::vector<oct_buffer> buffers,
+              std::vector<oct_instruction> instructions, int max_tokens, int max_logit_rows);
+
+  void run(const oct_step& step);
+  float* matrix_data(int buffer) const;
+  int64_t arena_bytes() const { return int64_t(arena_.bytes()); }
+
+ private:
+  using ThreadShare = octavo::ThreadShare;
+
+  void lay_out_arena();
+  int64_t attention_scratch_bytes() const;
+
+  void walk(const oct_step& step, ThreadShare share);
+  void execute(const oct_instruction& instruction, const oct_step& step, ThreadShare share);
+  void execute(const oct_embed& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_rotary_table& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_rms_norm& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_quantize& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_linear& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_gated_linear& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_rope_kv& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_attention& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_select_rows& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_sample& op, const oct_step& step, ThreadShare share);
+  void sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, float* scratch);
+
+  octavo::Matrix matrix(int buffer) const;
+  octavo::Operand operand(int buffer) const;
+  octavo::Destination destination(int buffer) const;
+  int num_rows(int buffer, const oct_step& step) const;
+
+  oct_context& context_;
+  const oct_kv_cache* kv_;
+  const std::vector<oct_buffer> buffers_;
+  const std::vector<oct_instruction> instructions_;
+  octavo::StepLimits limits_;
+
+  octavo::Arena arena_;
+  std::vector<uint8_t*> buffer_data_;
+  std::vector<int64_t> row_bytes_;
+  int64_t attention_scratch_stride_ = 0;
+  uint8_t* attention_scratch_ = nullptr;  // [threads, attention_scratch_stride_]
+  int64_t logits_stride_ = 0;
+  float* logits_ = nullptr;          // [rows of a chunk, logits_stride_]
+  float* sample_scratch_ = nullptr;  // [threads, 2 * logits_stride_]
+};

@@ -1,0 +1,407 @@
+#include "validate.h"
+
+#include <math.h>
+
+#include <string>
+
+#include "error.h"
+#include "weights.h"
+
+namespace octavo {
+namespace {
+
+const char* kind_name(int kind) {
+  switch (kind) {
+    case OCT_BUFFER_F32: return "fp32";
+    case OCT_BUFFER_OPERAND_INT8: return "int8 operand";
+    case OCT_BUFFER_OPERAND_BF16: return "bf16 operand";
+  }
+  return "unknown";
+}
+
+int operand_kind_for(const oct_weight& weight) {
+  return weight.layout == OCT_LAYOUT_BF16 ? OCT_BUFFER_OPERAND_BF16 : OCT_BUFFER_OPERAND_INT8;
+}
+
+std::string number(double value) {
+  std::string text = std::to_string(value);
+  return value == floor(value) ? text.substr(0, text.find('.')) : text;
+}
+
+// The checks of one instruction. Every failure names it.
+class InstructionCheck {
+ public:
+  InstructionCheck(const ProgramParts& parts, size_t index, StepLimits& limits)
+      : parts_(parts), index_(index), instruction_(parts.instructions[index]), limits_(limits) {}
+
+  void run() {
+    switch (instruction_.op) {
+      case OCT_OP_EMBED: return check(instruction_.embed);
+      case OCT_OP_ROTARY_TABLE: return check(instruction_.rotary_table);
+      case OCT_OP_RMS_NORM: return check(instruction_.rms_norm);
+      case OCT_OP_QUANTIZE: return check(instruction_.quantize);
+      case OCT_OP_LINEAR: return check(instruction_.linear);
+      case OCT_OP_GATED_LINEAR: return check(instruction_.gated_linear);
+      case OCT_OP_ROPE_KV: return check(instruction_.rope_kv);
+      case OCT_OP_ATTENTION: return check(instruction_.attention);
+      case OCT_OP_SELECT_ROWS: return check(instruction_.select_rows);
+      case OCT_OP_SAMPLE: return check(instruction_.sample);
+    }
+    fail("unknown operation " + std::to_string(instruction_.op));
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error("instruction " + std::to_string(index_) + " (" + op_name(instruction_.op) + "): " + what);
+  }
+  void require(bool holds, const std::string& what) const {
+    if (!holds) fail(what);
+  }
+
+  const oct_buffer& buffer(const char* role, int index) const {
+    require(index >= 0 && size_t(index) < parts_.buffers.size(),
+            std::string(role) + " is buffer " + std::to_string(index) + ", but there are " +
+                std::to_string(parts_.buffers.size()));
+    return parts_.buffers[size_t(index)];
+  }
+  std::string named(const char* role, int index) const {
+    return std::string(role) + " (buffer " + std::to_string(index) + ")";
+  }
+  const oct_buffer& matrix(const char* role, int index) const {
+    const oct_buffer& found = buffer(role, index);
+    require(found.kind == OCT_BUFFER_F32, named(role, index) + " must be fp32, but is " + kind_name(found.kind));
+    return found;
+  }
+  const oct_buffer& operand(const char* role, int index) const {
+    const oct_buffer& found = buffer(role, index);
+    require(found.kind != OCT_BUFFER_F32, named(role, index) + " must be an operand, but is fp32");
+    return found;
+  }
+  const oct_buffer& operand_of(const char* role, int index, const oct_weight& weight) const {
+    const oct_buffer& found = operand(role, index);
+    int needed = operand_kind_for(weight);
+    require(found.kind == needed, named(role, index) + " must be an " + kind_name(needed) + " for a weight in layout " +
+                                      layout_name(weight.layout) + ", but is an " + kind_name(found.kind));
+    columns(role, index, weight.num_columns);
+    return found;
+  }
+  void columns(const char* role, int index, int64_t expected) const {
+    int found = buffer(role, index).columns;
+    require(found == expected, named(role, index) + " has " + std::to_string(found) + " columns, but needs " +
+                                   std::to_string(expected));
+  }
+  void rows(const char* role, int index, int expected) const {
+    require(buffer(role, index).row_space == expected,
+            named(role, index) + " must have one row a " + (expected == OCT_ROWS_TOKENS ? "token" : "logit row"));
+  }
+  const oct_weight& weight(const char* role, const oct_weight* found) const {
+    require(found != nullptr, std::string(role) + " is missing");
+    const Kernels& kernels = *static_cast<const PackedWeight*>(found)->kernels;
+    require(&kernels == &parts_.kernels, std::string(role) + " was packed for " + kernels.name +
+                                             ", but the program runs on " + parts_.kernels.name);
+    return *found;
+  }
+  void vector(const char* role, const float* found) const {
+    require(found != nullptr, std::string(role) + " is missing");
+  }
+  void finite(const char* role, float value) const {
+    require(isfinite(value), std::string(role) + " is " + std::to_string(value));
+  }
+  void epsilon(float value) const {
+    require(isfinite(value) && value >= 0.0f, "epsilon is " + std::to_string(value));
+  }
+  void softcap(float value) const {
+    require(isfinite(value) && value >= 0.0f, "softcap is " + std::to_string(value));
+  }
+
+  void check(const oct_embed& op) const {
+    const oct_weight& table = weight("weight", op.weight);
+    matrix("dst", op.dst);
+    columns("dst", op.dst, table.num_columns);
+    rows("dst", op.dst, OCT_ROWS_TOKENS);
+    finite("scale", op.scale);
+    if (limits_.num_token_ids == 0 || table.num_rows < limits_.num_token_ids) limits_.num_token_ids = table.num_rows;
+  }
+
+  void check(const oct_rotary_table& op) const {
+    matrix("dst", op.dst);
+    require(op.num_frequencies >= 1, "num_frequencies is " + std::to_string(op.num_frequencies));
+    columns("dst", op.dst, 2 * int64_t(op.num_frequencies));
+    rows("dst", op.dst, OCT_ROWS_TOKENS);
+    vector("inverse_frequencies", op.inverse_frequencies);
+    finite("magnitude", op.magnitude);
+  }
+
+  void check(const oct_rms_norm& op) const {
+    const oct_buffer& src = matrix("src", op.src);
+    const oct_buffer& dst = buffer("dst", op.dst);
+    columns("dst", op.dst, src.columns);
+    rows("dst", op.dst, src.row_space);
+    vector("weight", op.weight);
+    epsilon(op.epsilon);
+    require(!op.accumulate || dst.kind == OCT_BUFFER_F32, "accumulating needs an fp32 dst");
+    require(!op.accumulate || op.src != op.dst, "src and dst are the same buffer, which cannot be accumulated into");
+    if (op.dst2 == -1) return;
+    const oct_buffer& dst2 = operand("dst2", op.dst2);
+    columns("dst2", op.dst2, src.columns);
+    rows("dst2", op.dst2, src.row_space);
+    require(dst2.kind != dst.kind, "dst and dst2 are both " + std::string(kind_name(dst.kind)));
+  }
+
+  void check(const oct_quantize& op) const {
+    const oct_buffer& src = matrix("src", op.src);
+    operand("dst", op.dst);
+    columns("dst", op.dst, src.columns);
+    rows("dst", op.dst, src.row_space);
+  }
+
+  void check(const oct_linear& op) const {
+    const oct_weight& factor = weight("weight", op.weight);
+    const oct_buffer& src = operand_of("src", op.src, factor);
+    const oct_buffer& dst = matrix("dst", op.dst);
+    rows("dst", op.dst, src.row_space);
+    require(op.dst_column >= 0 && op.dst_column + factor.num_rows <= dst.columns,
+            "columns " + std::to_string(op.dst_column) + " to " + std::to_string(op.dst_column + factor.num_rows) +
+                " do not lie in " + named("dst", op.dst) + " of " + std::to_string(dst.columns) + " columns");
+  }
+
+  void check(const oct_gated_linear& op) const {
+    const oct_weight& gate = weight("gate", op.gate);
+    const oct_weight& up = weight("up", op.up);
+    require(gate.num_rows == up.num_rows, "gate has " + std::to_string(gate.num_rows) + " rows and up " +
+                                              std::to_string(up.num_rows));
+    require(op.activation == OCT_SILU || op.activation == OCT_GELU_TANH,
+            "unknown activation " + std::to_string(op.activation));
+    const oct_buffer& src = operand_of("src", op.src, gate);
+    int src_up = op.src_up == -1 ? op.src : op.src_up;
+    operand_of("src_up", src_up, up);
+    rows("src_up", src_up, src.row_space);
+    columns("dst", op.dst, gate.num_rows);
+    rows("dst", op.dst, src.row_space);
+    require(op.dst != op.src && op.dst != src_up, named("dst", op.dst) + " is also a source");
+  }
+
+  // q, k and v side by side, in the geometry of the KV cache.
+  void check_heads(int qkv, int num_heads, int num_kv_heads, int head_size, int kv_layer) const {
+    require(parts_.kv != nullptr, "the program has no KV cache");
+    const oct_kv_cache& kv = *parts_.kv;
+    require(num_kv_heads == kv.num_kv_heads && head_size == kv.head_size,
+            std::to_string(num_kv_heads) + " heads of " + std::to_string(head_size) + ", but the KV cache has " +
+                std::to_string(kv.num_kv_heads) + " of " + std::to_string(kv.head_size));
+    require(num_heads >= 1 && num_heads % num_kv_heads == 0,
+            std::to_string(num_heads) + " heads cannot share " + std::to_string(num_kv_heads) + " key/value heads");
+    require(kv_layer >= 0 && kv_layer < kv.num_layers,
+            "kv_layer is " + std::to_string(kv_layer) + ", but the KV cache has " + std::to_string(kv.num_layers));
+    matrix("qkv", qkv);
+    columns("qkv", qkv, (int64_t(num_heads) + 2 * num_kv_heads) * head_size);
+    rows("qkv", qkv, OCT_ROWS_TOKENS);
+    limits_.num_blocks = kv.num_blocks;
+  }
+
+  void check(const oct_rope_kv& op) const {
+    check_heads(op.qkv, op.num_heads, op.num_kv_heads, op.head_size, op.kv_layer);
+    epsilon(op.epsilon);
+    if (op.rotary == -1) return;
+    const oct_buffer& rotary = matrix("rotary", op.rotary);
+    rows("rotary", op.rotary, OCT_ROWS_TOKENS);
+    require(rotary.columns % 2 == 0 && rotary.columns <= op.head_size,
+            named("rotary", op.rotary) + " has " + std::to_string(rotary.columns) + " columns, but heads have " +
+                std::to_string(op.head_size));
+  }
+
+  void check(const oct_attention& op) const {
+    check_heads(op.qkv, op.num_heads, op.num_kv_heads, op.head_size, op.kv_layer);
+    matrix("dst", op.dst);
+    columns("dst", op.dst, int64_t(op.num_heads) * op.head_size);
+    rows("dst", op.dst, OCT_ROWS_TOKENS);
+    require(op.dst != op.qkv, named("dst", op.dst) + " is also qkv");
+    require(op.window >= 0, "window is " + std::to_string(op.window));
+    finite("scale", op.scale);
+    softcap(op.softcap);
+  }
+
+  void check(const oct_select_rows& op) const {
+    const oct_buffer& src = matrix("src", op.src);
+    rows("src", op.src, OCT_ROWS_TOKENS);
+    matrix("dst", op.dst);
+    columns("dst", op.dst, src.columns);
+    rows("dst", op.dst, OCT_ROWS_LOGITS);
+  }
+
+  void check(const oct_sample& op) const {
+    const oct_weight& head = weight("weight", op.weight);
+    operand_of("src", op.src, head);
+    rows("src", op.src, OCT_ROWS_LOGITS);
+    softcap(op.softcap);
+    require(limits_.num_logits == 0, "a program samples once");
+    limits_.num_logits = head.num_rows;
+  }
+
+  const ProgramParts& parts_;
+  const size_t index_;
+  const oct_instruction& instruction_;
+  StepLimits& limits_;
+};
+
+void validate_buffers(const std::vector<oct_buffer>& buffers) {
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const oct_buffer& buffer = buffers[i];
+    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_BF16;
+    bool row_space = buffer.row_space == OCT_ROWS_TOKENS || buffer.row_space == OCT_ROWS_LOGITS;
+    if (kind && row_space && buffer.columns >= 1) continue;
+    throw Error("buffer " + std::to_string(i) + " of kind " + std::to_string(buffer.kind) + ", row space " +
+                std::to_string(buffer.row_space) + " and " + std::to_string(buffer.columns) + " columns is impossible");
+  }
+}
+
+// The checks of one step.
+class StepCheck {
+ public:
+  StepCheck(const oct_step& step, const StepLimits& limits) : step_(step), limits_(limits) {}
+
+  void run() const {
+    check_counts();
+    check_pointers();
+    check_query_starts();
+    if (limits_.num_token_ids > 0) check_token_ids();
+    for (int r = 0; r < step_.num_requests; ++r) check_request(r);
+    check_logit_rows();
+    if (limits_.num_logits > 0 && step_.num_logit_rows > 0) check_sampling();
+  }
+
+ private:
+  static void require_range(const char* name, int64_t index, int64_t value, int64_t first, int64_t last) {
+    if (value >= first && value <= last) return;
+    throw Error(std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value) +
+                "; it must be from " + std::to_string(first) + " to " + std::to_string(last));
+  }
+  static void require_count(const char* name, int64_t value, int64_t last) {
+    if (value >= 0 && value <= last) return;
+    throw Error(std::string(name) + " is " + std::to_string(value) + "; it must be from 0 to " + std::to_string(last));
+  }
+  static void require_pointer(const char* name, const void* pointer) {
+    if (!pointer) throw Error(std::string("the step has no ") + name);
+  }
+
+  void check_counts() const {
+    require_count("num_tokens", step_.num_tokens, limits_.max_tokens);
+    require_count("num_requests", step_.num_requests, INT32_MAX - 1);
+    require_count("num_logit_rows", step_.num_logit_rows, limits_.max_logit_rows);
+    require_count("max_blocks", step_.max_blocks, INT32_MAX);
+    if (step_.num_tokens > 0 && step_.num_requests == 0) throw Error("the step has tokens but no requests");
+  }
+
+  void check_pointers() const {
+    if (step_.num_tokens > 0) {
+      require_pointer("token_ids", step_.token_ids);
+      require_pointer("positions", step_.positions);
+      if (limits_.num_blocks > 0) require_pointer("block_tables", step_.block_tables);
+    }
+    if (step_.num_requests > 0) require_pointer("query_starts", step_.query_starts);
+    if (step_.num_logit_rows == 0) return;
+    require_pointer("logit_rows", step_.logit_rows);
+    if (limits_.num_logits == 0) return;
+    require_pointer("temperatures", step_.temperatures);
+    require_pointer("top_ks", step_.top_ks);
+    require_pointer("top_ps", step_.top_ps);
+    require_pointer("min_ps", step_.min_ps);
+    require_pointer("seeds", step_.seeds);
+    require_pointer("sample_positions", step_.sample_positions);
+    require_pointer("bias_starts", step_.bias_starts);
+    require_pointer("sampled_token_ids", step_.sampled_token_ids);
+  }
+
+  void check_query_starts() const {
+    if (step_.num_requests == 0) return;
+    require_range("query_starts", 0, step_.query_starts[0], 0, 0);
+    for (int r = 0; r < step_.num_requests; ++r) {
+      require_range("query_starts", r + 1, step_.query_starts[r + 1], step_.query_starts[r], step_.num_tokens);
+    }
+    int last = step_.num_requests;
+    require_range("query_starts", last, step_.query_starts[last], step_.num_tokens, step_.num_tokens);
+  }
+
+  void check_token_ids() const {
+    for (int t = 0; t < step_.num_tokens; ++t) {
+      require_range("token_ids", t, step_.token_ids[t], 0, limits_.num_token_ids - 1);
+    }
+  }
+
+  // A request's tokens have adjacent positions, and a page for each position up to the last.
+  void check_request(int r) const {
+    int first = step_.query_starts[r], last = step_.query_starts[r + 1] - 1;
+    if (first > last) return;
+    require_range("positions", first, step_.positions[first], 0, INT32_MAX - step_.num_tokens);
+    for (int t = first + 1; t <= last; ++t) {
+      require_range("positions", t, step_.positions[t], step_.positions[t - 1] + 1, step_.positions[t - 1] + 1);
+    }
+    if (limits_.num_blocks == 0) return;
+    require_range("positions", last, step_.positions[last], 0, int64_t(step_.max_blocks) * OCT_BLOCK_TOKENS - 1);
+    const int32_t* table = step_.block_tables + int64_t(r) * step_.max_blocks;
+    for (int block = 0; block <= step_.positions[last] / OCT_BLOCK_TOKENS; ++block) {
+      require_range("block_tables", int64_t(r) * step_.max_blocks + block, table[block], 0, limits_.num_blocks - 1);
+    }
+  }
+
+  void check_logit_rows() const {
+    for (int l = 0; l < step_.num_logit_rows; ++l) {
+      require_range("logit_rows", l, step_.logit_rows[l], l == 0 ? 0 : step_.logit_rows[l - 1] + 1, step_.num_tokens - 1);
+    }
+  }
+
+  void check_sampling() const {
+    require_range("bias_starts", 0, step_.bias_starts[0], 0, 0);
+    for (int l = 0; l < step_.num_logit_rows; ++l) {
+      if (!(step_.temperatures[l] >= 0.0f)) {
+        throw Error("temperatures[" + std::to_string(l) + "] is " + number(step_.temperatures[l]) +
+                    "; it must be at least 0");
+      }
+      require_range("bias_starts", l + 1, step_.bias_starts[l + 1], step_.bias_starts[l], INT32_MAX);
+    }
+    int num_biases = step_.bias_starts[step_.num_logit_rows];
+    if (num_biases == 0) return;
+    require_pointer("bias_token_ids", step_.bias_token_ids);
+    require_pointer("bias_values", step_.bias_values);
+    for (int i = 0; i < num_biases; ++i) {
+      require_range("bias_token_ids", i, step_.bias_token_ids[i], 0, limits_.num_logits - 1);
+    }
+  }
+
+  const oct_step& step_;
+  const StepLimits& limits_;
+};
+
+}  // namespace
+
+const char* op_name(int op) {
+  switch (op) {
+    case OCT_OP_EMBED: return "embed";
+    case OCT_OP_ROTARY_TABLE: return "rotary_table";
+    case OCT_OP_RMS_NORM: return "rms_norm";
+    case OCT_OP_QUANTIZE: return "quantize";
+    case OCT_OP_LINEAR: return "linear";
+    case OCT_OP_GATED_LINEAR: return "gated_linear";
+    case OCT_OP_ROPE_KV: return "rope_kv";
+    case OCT_OP_ATTENTION: return "attention";
+    case OCT_OP_SELECT_ROWS: return "select_rows";
+    case OCT_OP_SAMPLE: return "sample";
+  }
+  return "unknown";
+}
+
+StepLimits validate_program(const ProgramParts& parts, int max_tokens, int max_logit_rows) {
+  if (max_tokens < 1 || max_logit_rows < 1) {
+    throw Error("max_tokens is " + std::to_string(max_tokens) + " and max_logit_rows " + std::to_string(max_logit_rows) +
+                "; both must be at least 1");
+  }
+  validate_buffers(parts.buffers);
+  StepLimits limits;
+  limits.max_tokens = max_tokens;
+  limits.max_logit_rows = max_logit_rows;
+  for (size_t i = 0; i < parts.instructions.size(); ++i) InstructionCheck(parts, i, limits).run();
+  return limits;
+}
+
+void validate_step(const oct_step& step, const StepLimits& limits) { StepCheck(step, limits).run(); }
+
+}  // namespace octavo
