@@ -1,0 +1,185 @@
+"""The loop's body: one step of the engine, and requests coming and going between steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.engine.output import OutputProcessor
+from octavo.errors import EngineDeadError, StepError
+from octavo.kvcache.block_pool import BlockPool
+from octavo.metrics.stats import RequestStats, StatsListener, StepStats
+from octavo.request import FinishReason, OutputDelta, Request
+from octavo.scheduler.scheduler import NewToken, Scheduler
+from octavo.step import StepOutput, StepPlan
+from octavo.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# A backend that fails this many steps one after the other is broken, not unlucky.
+MAX_FAILED_STEPS = 3
+
+
+class Executor(Protocol):
+    """What the engine needs of a backend."""
+
+    def execute(self, plan: StepPlan) -> StepOutput: ...
+    def close(self) -> None: ...
+
+
+class EngineCore:
+    """Scheduler, backend and output put together. Belongs to one thread at a time.
+
+    Every request that `add_request` took ends in exactly one delta with a finish reason: from `step()`, or from
+    `abort()`. Once the backend has failed `MAX_FAILED_STEPS` steps in a row, `healthy` is False for good.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        listeners: Sequence[StatsListener] = (),
+    ) -> None:
+        self._executor = executor
+        self._pool = pool
+        self._scheduler = Scheduler(pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._outputs = OutputProcessor(tokenizer)
+        self._listeners = tuple(listeners)
+        self._num_failed_steps = 0
+        self._death: EngineDeadError | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self._death is None
+
+    @property
+    def has_requests(self) -> bool:
+        return self._scheduler.has_requests
+
+    def add_request(self, request: Request) -> None:
+        """Accepts a request. Raises `EngineDeadError`, or what `Scheduler.add` raises."""
+        if self._death is not None:
+            raise self._death
+        answer = self._outputs.prepare(request)
+        self._scheduler.add(request)
+        self._outputs.open(request.request_id, answer)
+
+    def abort(self, request_id: str) -> OutputDelta | None:
+        """Ends a request wherever it is; None if it has ended already."""
+        if request_id not in self._outputs:
+            return None
+        return self._end(request_id, "abort")
+
+    def abort_all(self) -> list[OutputDelta]:
+        return [self._end(request_id, "abort") for request_id in self._outputs.request_ids]
+
+    def step(self) -> list[OutputDelta]:
+        """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""
+        started = time.monotonic()
+        plan = self._scheduler.schedule()
+        self._outputs.mark_scheduled(self._scheduler.started_request_ids, started)
+        try:
+            output = self._executor.execute(plan)
+            tokens = self._scheduler.update(output)
+        except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine goes on without its requests
+            return self._fail_step(plan, error)
+        self._num_failed_steps = 0
+        now = time.monotonic()
+        self._report_gaps(tokens, now)
+        deltas = self._outputs.append(tokens, now)
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._retire(delta)
+        self._report_step(len(tokens), now - started)
+        return deltas
+
+    def die(self, reason: str) -> list[OutputDelta]:
+        """Ends every request with an error and takes no more: `healthy` is False from now on."""
+        self._death = EngineDeadError(reason)
+        logger.critical("the engine is dead: %s", reason)
+        return [self._end(request_id, "error", self._death) for request_id in self._outputs.request_ids]
+
+    def close(self) -> None:
+        """Gives back what the backend holds."""
+        self._executor.close()
+
+    # ---- the end of requests
+
+    def _end(self, request_id: str, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
+        delta = self._outputs.close(request_id, finish_reason, error)
+        self._retire(delta)
+        return delta
+
+    def _retire(self, delta: OutputDelta) -> None:
+        """Frees what a request held, now that its last delta exists."""
+        self._scheduler.remove(delta.request_id)
+        answer = self._outputs.forget(delta.request_id)
+        assert delta.finish_reason is not None
+        stats = RequestStats(
+            num_prompt_tokens=delta.num_prompt_tokens,
+            num_output_tokens=delta.num_output_tokens,
+            num_cached_tokens=delta.num_cached_tokens,
+            max_tokens=answer.max_tokens,
+            finish_reason=delta.finish_reason,
+            times=answer.times,
+            finished=time.monotonic(),
+        )
+        for listener in self._listeners:
+            listener.on_request(stats)
+
+    def _fail_step(self, plan: StepPlan, error: Exception) -> list[OutputDelta]:
+        request_ids = self._scheduler.step_request_ids
+        logger.error(
+            "a step failed: %s; its %d requests end with an error; plan: %s",
+            error, len(request_ids), _describe(plan, request_ids), exc_info=error,
+        )  # fmt: skip
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            return self.die(f"the backend failed {MAX_FAILED_STEPS} steps in a row, last with: {error}")
+        failure = StepError(f"the step that ran this request failed: {error}")
+        failure.__cause__ = error
+        return [self._end(request_id, "error", failure) for request_id in request_ids]
+
+    # ---- reports
+
+    def _report_gaps(self, tokens: list[NewToken], now: float) -> None:
+        if not self._listeners:
+            return
+        for seconds, count in self._outputs.token_gaps(tokens, now).items():
+            for listener in self._listeners:
+                listener.on_token_gap(seconds, count)
+
+    def _report_step(self, num_output_tokens: int, seconds: float) -> None:
+        if not self._listeners:
+            return
+        counts = self._scheduler.step_counts
+        stats = StepStats(
+            num_prompt_tokens=counts.num_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks_used=self._pool.num_used,
+            num_blocks=self._pool.num_blocks,
+            num_preempted=counts.num_preempted,
+            num_prefix_queries=counts.num_prefix_queries,
+            num_prefix_hits=counts.num_prefix_hits,
+            seconds=seconds,
+        )
+        for listener in self._listeners:
+            listener.on_step(stats)
+
+
+def _describe(plan: StepPlan, request_ids: list[str]) -> str:
+    """A plan for the log: ids and counts, nothing of what the requests say."""
+    steps = ", ".join(
+        f"{request_id} (row {step.row}: {step.num_computed_tokens}+{step.num_tokens}"
+        f"{', samples' if step.samples else ''})"
+        for request_id, step in zip(request_ids, plan.steps, strict=True)
+    )
+    return f"{plan.num_tokens} tokens, {len(plan.starts)} starts: {steps}"

@@ -1,0 +1,119 @@
+"""The engine's thread: takes orders between steps, steps while there are requests, sleeps otherwise."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from octavo.engine.core import EngineCore
+from octavo.errors import OctavoError
+from octavo.request import OutputDelta, Request, RequestTimes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Order = _Submit | _Abort | _Stop
+
+
+class EngineThread:
+    """Runs an `EngineCore` on a thread of its own. All methods may be called from any thread.
+
+    `deliver` is called on the engine thread with the deltas of each step, and of orders that end a request; it must be
+    quick and must not raise. Every submitted request gets exactly one delta with a finish reason: also one that is
+    refused, one that is aborted, and those that are left when the engine dies or stops.
+    """
+
+    def __init__(self, core: EngineCore, deliver: Callable[[list[OutputDelta]], None]) -> None:
+        self._core = core
+        self._deliver = deliver
+        self._orders: SimpleQueue[_Order] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        return self._core.healthy and self._thread.is_alive()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hands over requests; those of one call enter between the same two steps."""
+        self._orders.put(_Submit(tuple(requests)))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests before the next step; unknown ids are ignored."""
+        self._orders.put(_Abort(tuple(request_ids)))
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Aborts what is left and ends the thread; False if a step has not come back within `timeout_s`."""
+        self._orders.put(_Stop())
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        stopped = False
+        while not stopped:
+            stopped = self._take_orders()
+            if self._core.has_requests and not stopped:
+                self._deliver_some(self._step())
+
+    def _take_orders(self) -> bool:
+        """Obeys the orders that have come in, waiting for one if there is nothing else to do. True: stop."""
+        while not (self._orders.empty() and self._core.has_requests):
+            order = self._orders.get()
+            match order:
+                case _Submit(requests):
+                    self._deliver_some([refusal for request in requests for refusal in self._add(request)])
+                case _Abort(request_ids):
+                    ended = [self._core.abort(request_id) for request_id in request_ids]
+                    self._deliver_some([delta for delta in ended if delta is not None])
+                case _Stop():
+                    self._deliver_some(self._core.abort_all())
+                    return True
+        return False
+
+    def _add(self, request: Request) -> list[OutputDelta]:
+        """Nothing, or the one delta of a request that the engine refuses."""
+        try:
+            self._core.add_request(request)
+        except OctavoError as error:
+            return [_refusal(request, error)]
+        return []
+
+    def _step(self) -> list[OutputDelta]:
+        try:
+            return self._core.step()
+        except Exception as error:
+            logger.exception("the engine's own bookkeeping failed")
+            return self._core.die(f"the engine's own bookkeeping failed: {error}")
+
+    def _deliver_some(self, deltas: list[OutputDelta]) -> None:
+        if deltas:
+            self._deliver(deltas)
+
+
+def _refusal(request: Request, error: OctavoError) -> OutputDelta:
+    times = RequestTimes(request.arrival_time)
+    num_prompt_tokens = len(request.prompt_token_ids)
+    return OutputDelta(
+        request.request_id, "", (), "error", num_prompt_tokens=num_prompt_tokens, times=times, error=error
+    )
