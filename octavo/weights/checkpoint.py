@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,8 @@ class StoredTensor:
 class Checkpoint:
     """A model, its tensors under the model's own weight names, and what its tokenizer is built from.
 
-    `tensors` has exactly the names the model declares. `close()` unmaps the file: call it once the weights are packed.
+    `tensors` has exactly the names the model declares. `close()` unmaps the file: call it once the weights are packed;
+    `tensors` is empty from then on.
     """
 
     path: Path
@@ -42,3 +44,16 @@ class Checkpoint:
     model: Model
     tensors: Mapping[str, StoredTensor]
     tokenizer: Mapping[str, Any]
+    release: Callable[[], None]
+
+    def close(self) -> None:
+        """Let go of the file; it is unmapped when the last array that views it is gone."""
+        self.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
