@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from octavo.config import EngineConfig
@@ -63,7 +63,7 @@ class AsyncEngine:
         self._started = True
         self._thread.start()
 
-    async def generate(self, request: Request) -> AsyncIterator[OutputDelta]:
+    async def generate(self, request: Request) -> AsyncGenerator[OutputDelta, None]:
         """Submits the request and yields its deltas; the last one has a finish reason, whatever happens.
 
         Closing the generator, or cancelling the task that waits for it, aborts the request within one step. Raises

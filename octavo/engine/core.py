@@ -12,7 +12,7 @@ from octavo.errors import EngineDeadError, StepError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
 from octavo.request import FinishReason, OutputDelta, Request
-from octavo.scheduler.scheduler import NewToken, Scheduler
+from octavo.scheduler.scheduler import NewToken, Scheduler, StepCounts
 from octavo.step import StepOutput, StepPlan
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -96,7 +96,7 @@ class EngineCore:
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._retire(delta)
-        self._report_step(len(tokens), now - started)
+        self._report_step(self._scheduler.step_counts, len(tokens), now - started)
         return deltas
 
     def die(self, reason: str) -> list[OutputDelta]:
@@ -114,6 +114,8 @@ class EngineCore:
     def _end(self, request_id: str, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
         delta = self._outputs.close(request_id, finish_reason, error)
         self._retire(delta)
+        # No step may follow: what the request held must be seen to be free.
+        self._report_step(StepCounts(), 0, 0.0)
         return delta
 
     def _retire(self, delta: OutputDelta) -> None:
@@ -155,10 +157,9 @@ class EngineCore:
             for listener in self._listeners:
                 listener.on_token_gap(seconds, count)
 
-    def _report_step(self, num_output_tokens: int, seconds: float) -> None:
+    def _report_step(self, counts: StepCounts, num_output_tokens: int, seconds: float) -> None:
         if not self._listeners:
             return
-        counts = self._scheduler.step_counts
         stats = StepStats(
             num_prompt_tokens=counts.num_prompt_tokens,
             num_output_tokens=num_output_tokens,
