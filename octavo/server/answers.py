@@ -1,0 +1,123 @@
+"""Answers as they come out of the engine, before any wire format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from octavo.errors import ShuttingDownError, StepError
+from octavo.request import FinishReason, OutputDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What was added to the choice number `index` of an answer."""
+
+    index: int
+    delta: OutputDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a whole answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def plus(self, last: OutputDelta) -> Usage:
+        """With a choice added, of which `last` is the last delta."""
+        return Usage(
+            self.prompt_tokens + last.num_prompt_tokens,
+            self.completion_tokens + last.num_output_tokens,
+            self.cached_tokens + last.num_cached_tokens,
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished answer."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+
+async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int) -> Answer:
+    """Waits for all choices to end."""
+    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    choices: list[Choice] = []
+    usage = Usage()
+    async with aclosing(deltas):
+        async for item in deltas:
+            delta = item.delta
+            texts[item.index].append(delta.text)
+            if delta.finish_reason is not None:
+                text = "".join(texts[item.index])
+                choices.append(Choice(item.index, text, delta.finish_reason, delta.stop_reason))
+                usage = usage.plus(delta)
+    return Answer(tuple(sorted(choices, key=lambda choice: choice.index)), usage)
+
+
+async def interleave(streams: Sequence[AsyncGenerator[OutputDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+    """The deltas of several choices as they come. Raises when one of them fails, which ends the others.
+
+    Closing this closes all streams, which aborts what still runs.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]):
+            async for delta in streams[0]:
+                _raise_failure(delta)
+                yield ChoiceDelta(0, delta)
+        return
+    arrived: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(index, stream, arrived)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            _raise_failure(item.delta)
+            num_open -= item.delta.finished
+            yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int, stream: AsyncGenerator[OutputDelta, None], arrived: asyncio.Queue[ChoiceDelta | Exception]
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                arrived.put_nowait(ChoiceDelta(index, delta))
+    except Exception as error:  # noqa: BLE001 - raised again by the reader of the queue
+        arrived.put_nowait(error)
+
+
+def _raise_failure(delta: OutputDelta) -> None:
+    """A request that the engine gave up has no answer: a text cut short must not pass for a finished one."""
+    if delta.finish_reason == "error":
+        raise delta.error or StepError("the step that computed this request failed")
+    if delta.finish_reason == "abort":
+        raise ShuttingDownError("the request was aborted because the server is shutting down")

@@ -1,0 +1,89 @@
+"""Reading a JSON body strictly: right type, bounded size, no NaN, no number given as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.exceptions import HTTPException
+
+from octavo.errors import InvalidValueError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[Model], max_bytes: int) -> Model:
+    """The request's body as a `model`. Raises an error for status 400 that names the field, or for 413 or 415."""
+    _check_content_type(request)
+    body = await _read_bounded(request, max_bytes)
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise _explain(error, body) from None
+
+
+def _check_content_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HTTPException(415, f"the body must be JSON with Content-Type: application/json, not {media_type!r}")
+
+
+async def _read_bounded(request: Request, max_bytes: int) -> bytes:
+    too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes", headers={"Connection": "close"})
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+def _explain(error: ValidationError, body: bytes) -> InvalidValueError:
+    """One error that names the first field at fault and, where it may have several types, what each of them wants."""
+    errors = error.errors(include_url=False, include_context=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return InvalidValueError(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    content = from_json(body)
+    path = _path(first, content)
+    wishes = [e["msg"][0].lower() + e["msg"][1:] for e in errors if _path(e, content) == path]
+    message = "; or ".join(dict.fromkeys(wishes))
+    param = _spell(path)
+    if first["type"] == "missing":
+        return InvalidValueError(f"{param} is missing", param=param, code="missing_required_parameter")
+    if param is None:
+        return InvalidValueError(f"the body must be a JSON object: {message}")
+    return InvalidValueError(f"{param} is {_short(first['input'])}: {message}", param=param)
+
+
+def _path(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
+    """Where in `content` the error lies: pydantic's location without the names of the union branches it tried."""
+    path: list[int | str] = []
+    for step in error["loc"]:
+        in_object = isinstance(content, dict) and step in content
+        in_array = isinstance(content, list) and isinstance(step, int) and step < len(content)
+        if in_object or in_array:
+            content = content[step]
+        elif error["type"] != "missing" or step != error["loc"][-1]:
+            continue
+        path.append(step)
+    return tuple(path)
+
+
+def _spell(path: Sequence[int | str]) -> str | None:
+    """("messages", 0, "content") -> "messages[0].content"."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.lstrip(".") or None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else text[:100] + "..."

@@ -1,0 +1,19 @@
+"""What the server decides for itself, apart from the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`served_model_names` are what clients may call the model; the first labels the metrics.
+
+    Without `api_keys` no key is asked for.
+    """
+
+    served_model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    log_requests: bool = False
+    max_body_bytes: int = 16 * 2**20
+    max_prompts: int = 1024

@@ -1,0 +1,169 @@
+"""Fields that Octavo knows and does not act on: when they ask for nothing they pass, else they are refused by name.
+
+A field that a wire type does not declare must stand in one of these tables. A test walks the fields of OpenAI's own
+client and vLLM's extras and fails when one is neither declared nor listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from octavo.errors import InvalidValueError, UnsupportedParameterError
+
+AsksNothing = Callable[[Any], bool]
+"""Whether a value (never null) leaves the answer as it would be without the field."""
+
+_MAX_METADATA_PAIRS = 16
+
+
+def only(*neutral: object) -> AsksNothing:
+    """Only these values; true is not 1, while 0.0 is 0."""
+
+    def asks_nothing(value: object) -> bool:
+        return any(isinstance(value, bool) == isinstance(n, bool) and value == n for n in neutral)
+
+    return asks_nothing
+
+
+def never(_: object) -> bool:
+    """Any value asks for something."""
+    return False
+
+
+def text(value: object) -> bool:
+    """A label that changes nothing about the answer."""
+    return isinstance(value, str)
+
+
+def flag(value: object) -> bool:
+    """Either way, since what it would switch does not arise."""
+    return isinstance(value, bool)
+
+
+def labels(value: object) -> bool:
+    """OpenAI's metadata: at most 16 pairs of text."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MAX_METADATA_PAIRS
+        and all(isinstance(item, str) for item in value.values())
+    )
+
+
+def options(value: object) -> bool:
+    """Hints for a cache of OpenAI's."""
+    return isinstance(value, dict)
+
+
+_SAMPLING: dict[str, AsksNothing] = {
+    # OpenAI
+    "frequency_penalty": only(0),
+    "logit_bias": only({}),
+    "n": only(1),
+    "presence_penalty": only(0),
+    "user": text,
+    # vLLM
+    "allowed_token_ids": never,
+    "bad_words": only([]),
+    "cache_salt": never,
+    "echo": only(False),
+    "guided_choice": never,
+    "guided_decoding_backend": never,
+    "guided_grammar": never,
+    "guided_json": never,
+    "guided_regex": never,
+    "guided_whitespace_pattern": never,
+    "kv_transfer_params": never,
+    "length_penalty": only(1),
+    "logprob_token_ids": never,
+    "priority": only(0),
+    "prompt_logprobs": never,
+    "repetition_detection": never,
+    "repetition_penalty": only(1),
+    "request_id": never,
+    "response_format": only({"type": "text"}),
+    "return_prompt_text": only(False),
+    "return_token_ids": only(False),
+    "return_tokens_as_token_ids": only(False),
+    "session_id": text,
+    "spaces_between_special_tokens": only(True),
+    "stream_interval": only(1),
+    "structured_outputs": never,
+    "truncate_prompt_tokens": never,
+    "truncation_side": never,
+    "use_beam_search": only(False),
+    "vllm_xargs": only({}),
+}
+
+CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
+    # OpenAI
+    "audio": never,
+    "function_call": only("none", "auto"),
+    "functions": only([]),
+    "logprobs": only(False),
+    "metadata": labels,
+    "modalities": only(["text"]),
+    "moderation": never,
+    "parallel_tool_calls": flag,
+    "prediction": never,
+    "prompt_cache_key": text,
+    "prompt_cache_options": options,
+    "prompt_cache_retention": only("in_memory"),
+    "reasoning_effort": only("none"),
+    "safety_identifier": text,
+    "service_tier": only("auto", "default"),
+    "store": only(False),
+    "tool_choice": only("none", "auto"),
+    "tools": only([]),
+    "top_logprobs": only(0),
+    "verbosity": only("medium"),
+    "web_search_options": never,
+    # vLLM
+    "add_special_tokens": only(False),
+    "chat_template": never,
+    "continue_final_message": only(False),
+    "documents": only([]),
+    "include_reasoning": flag,
+    "media_io_kwargs": only({}),
+    "mm_processor_kwargs": only({}),
+    "thinking_token_budget": never,
+}
+
+COMPLETION: Mapping[str, AsksNothing] = _SAMPLING | {
+    # OpenAI
+    "best_of": only(1),
+    "logprobs": only(False),
+    "suffix": only(""),
+    # vLLM
+    "add_special_tokens": only(True),
+}
+
+MESSAGE: Mapping[str, AsksNothing] = {
+    "annotations": only([]),
+    "audio": never,
+    "function_call": never,
+    "reasoning": only(""),
+    "reasoning_content": only(""),
+    "refusal": only(""),
+    "tool_calls": only([]),
+}
+
+CONTENT_PART: Mapping[str, AsksNothing] = {"prompt_cache_breakpoint": options}
+
+STREAM_OPTIONS: Mapping[str, AsksNothing] = {
+    "continuous_usage_stats": only(False),
+    "include_obfuscation": flag,
+}
+
+
+def check_undeclared(fields: Mapping[str, Any], table: Mapping[str, AsksNothing], path: str = "") -> None:
+    """Checks the fields of a body that its wire type does not declare; `path` is where they lie, as in "messages[0]".
+
+    Raises `UnsupportedParameterError` for a known field that asks for something, `InvalidValueError` for others.
+    """
+    for name, value in fields.items():
+        param = f"{path}.{name}" if path else name
+        if name not in table:
+            raise InvalidValueError(f"{param[:200]} is not a known field", param=param[:200], code="unknown_parameter")
+        if value is not None and not table[name](value):
+            raise UnsupportedParameterError(f"{param} is not supported with the value given", param=param)
