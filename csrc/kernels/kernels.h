@@ -145,7 +145,7 @@ struct AttentionArgs {
   float softcap;
   KvLayer kv;
   Batch batch;
-  uint8_t* scratch;  // attention_scratch_bytes() for each thread, 64-byte aligned
+  uint8_t* scratch;  // num_threads * attention_scratch_bytes(), 64-byte aligned; a thread finds its own part
 };
 
 struct SampleRow {
