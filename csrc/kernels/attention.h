@@ -376,9 +376,7 @@ inline void attention(const AttentionArgs& args, ThreadShare share) {
   int64_t total = 0;
   for_each_query_tile(args, [&](const QueryTile& tile) { total += cost(tile, group) * kv_heads; });
   int64_t begin = total * share.thread / share.num_threads, end = total * (share.thread + 1) / share.num_threads;
-  int64_t scratch_bytes = attention_scratch_bytes(args.num_heads, kv_heads, args.kv.head_size);
-  AttentionScratch scratch =
-      attention_scratch(args.scratch + share.thread * scratch_bytes, args.num_heads, args.kv.head_size);
+  AttentionScratch scratch = attention_scratch(args.scratch, args.num_heads, args.kv.head_size);
   int64_t start = 0;
   for_each_query_tile(args, [&](const QueryTile& tile) {
     int64_t item = cost(tile, group);

@@ -145,7 +145,7 @@ struct AttentionArgs {
   float softcap;
   KvLayer kv;
   Batch batch;
-  uint8_t* scratch;  // num_threads * attention_scratch_bytes(), 64-byte aligned; a thread finds its own part
+  uint8_t* scratch;  // of this thread alone: attention_scratch_bytes(), 64-byte aligned
 };
 
 struct SampleRow {
