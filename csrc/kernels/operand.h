@@ -21,7 +21,7 @@ struct Int8Group {
 };
 static_assert(sizeof(Int8Group) == 48, "operand rows are read by offsets");
 
-#ifdef __AVX512BF16__
+#ifdef OCT_VEC_AVX512
 using Bf16Element = uint16_t;
 #else
 using Bf16Element = float;

@@ -1,0 +1,55 @@
+// How grouped weights look inside a panel.
+//
+// A panel holds `columns` weight rows (columns of the product's right side). It is a run of groups of 32 along K:
+//
+//   codes   for each of 8 steps of 4 along K, for each vector of `lanes` columns: lanes x 4 codes.
+//           4 bits: a byte holds a code of vector 2v below and of vector 2v + 1 above. Else a code a byte.
+//   scales  fp16, [groups of the 32: 1, or 2 when a scale covers 16][columns]
+//   mins    fp16, [columns], where the type has them
+//
+// so that a register tile reads one stream from end to end. Scales of the K types are products of two numbers in the
+// file; they are rounded to fp16 (1 part in 4096 at most, far below what rounding activations to 8 bits costs) for a
+// fifth less to read.
+#pragma once
+#include "operand.h"
+
+namespace octavo {
+namespace {
+
+// Codes of `bits` bits; value = scale * (code - zero), or scale * code - min.
+template <int bits_, int group_, bool has_min_, int zero_>
+struct Format {
+  static constexpr int bits = bits_, group = group_, zero = zero_;
+  static constexpr bool has_min = has_min_;
+};
+
+// What the loops need to know of a format at run time.
+struct PanelShape {
+  int lanes;
+  int columns;
+  int64_t codes_bytes;  // of a group
+  int64_t group_bytes;
+};
+
+constexpr PanelShape panel_shape(int lanes, int columns, int bits, int group, bool has_min) {
+  int64_t codes = int64_t(kGroup) * columns * (bits == 4 ? 4 : 8) / 8;
+  int64_t rows_of_halves = kGroup / group + (has_min ? 1 : 0);
+  return {lanes, columns, codes, codes + rows_of_halves * columns * int64_t(sizeof(uint16_t))};
+}
+
+// Calls visitor(Format<...>()) with the format of a grouped weight.
+template <class Visitor>
+inline void visit_format(const oct_weight& weight, Visitor visitor) {
+  if (weight.code_bits == 4) {
+    weight.has_min ? visitor(Format<4, 32, true, 0>()) : visitor(Format<4, 32, false, 8>());
+  } else if (weight.code_bits == 5) {
+    weight.has_min ? visitor(Format<5, 32, true, 0>()) : visitor(Format<5, 32, false, 16>());
+  } else if (weight.code_bits == 6) {
+    visitor(Format<6, 16, false, 32>());
+  } else {
+    visitor(Format<8, 32, false, 128>());
+  }
+}
+
+}  // namespace
+}  // namespace octavo

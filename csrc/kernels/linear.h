@@ -1,0 +1,51 @@
+// dst (+)= operand x weights + bias.
+#pragma once
+#include "split.h"
+
+namespace octavo {
+namespace {
+
+// Adds bias and what dst holds, if asked, to `count` values of a row of the product.
+inline void write_product(const float* product, int64_t count, const float* bias, bool accumulate, float* dst) {
+  int64_t i = 0;
+  for (; i + F32::width <= count; i += F32::width) {
+    F32 value = F32::load(product + i);
+    if (bias) value = value + F32::load(bias + i);
+    if (accumulate) value = value + F32::load(dst + i);
+    value.store(dst + i);
+  }
+  for (; i < count; ++i) {
+    float value = product[i];
+    if (bias) value = value + bias[i];
+    if (accumulate) value = value + dst[i];
+    dst[i] = value;
+  }
+}
+
+inline void linear_tile(const LinearArgs& args, const PanelFormat& format, int64_t panel, int64_t row, int num_rows) {
+  alignas(64) float product[kMaxTileRows * kMaxPanelColumns];
+  int64_t column = panel * format.columns;
+  int64_t count = args.weight->num_rows - column;
+  if (count > format.columns) count = format.columns;
+  format.tiles[num_rows - 1](args.src.data + row * args.src.row_bytes, args.src.row_bytes,
+                             args.weight->data + panel * format.panel_bytes, format.num_groups, product, format.columns);
+  for (int r = 0; r < num_rows; ++r) {
+    float* dst = args.dst.data + (row + r) * args.dst.stride + column;
+    write_product(product + r * format.columns, count, args.bias ? args.bias + column : nullptr, args.accumulate, dst);
+  }
+}
+
+inline void linear(const LinearArgs& args, ThreadShare share) {
+  PanelFormat format = panel_format(*args.weight);
+  Rectangle mine = share_of_product(args.num_rows, format.num_panels, share);
+  int64_t step = rows_at_a_time(args.src.row_bytes);
+  for (int64_t first = mine.first_row; first < mine.last_row; first += step) {
+    int64_t last = first + step < mine.last_row ? first + step : mine.last_row;
+    for (int64_t panel = mine.first_block; panel < mine.last_block; ++panel) {
+      for_row_tiles(first, last, [&](int64_t row, int count) { linear_tile(args, format, panel, row, count); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octavo

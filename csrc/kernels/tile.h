@@ -1,0 +1,68 @@
+// The register tiles of the instruction set this source is compiled for, as functions chosen by a weight's format.
+#pragma once
+#include "vec.h"
+
+#if defined(OCT_VEC_SCALAR)
+#include "tile_scalar.h"
+#elif defined(OCT_VEC_AVX512)
+#include "tile_avx512.h"
+#else
+#include "tile_avx2.h"
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr int kMaxPanelColumns = 64;
+
+// out[num_rows][panel columns] = rows x panel, for a fixed number of rows. Every tile sums an output in the same order.
+using Tile = void (*)(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
+                      int64_t out_stride);
+
+// What a product needs to know of a weight.
+struct PanelFormat {
+  int columns;
+  int64_t num_panels;
+  int64_t num_groups;
+  int64_t panel_bytes;
+  const Tile* tiles;  // tiles[r - 1] for r rows, 1..kMaxTileRows
+};
+
+template <class Format>
+constexpr Tile grouped_tiles[] = {grouped_tile<Format, 1>, grouped_tile<Format, 2>, grouped_tile<Format, 3>,
+                                  grouped_tile<Format, 4>,
+#ifndef OCT_VEC_SCALAR
+                                  grouped_tile<Format, 5>, grouped_tile<Format, 6>,
+#endif
+};
+constexpr Tile bf16_tiles[] = {bf16_tile<1>, bf16_tile<2>, bf16_tile<3>, bf16_tile<4>,
+#ifndef OCT_VEC_SCALAR
+                               bf16_tile<5>, bf16_tile<6>,
+#endif
+};
+static_assert(sizeof(bf16_tiles) / sizeof(Tile) == kMaxTileRows, "a tile for each number of rows");
+
+inline PanelShape grouped_shape(const oct_weight& weight) {
+  return panel_shape(kLanes, grouped_panel_columns(weight.code_bits), weight.code_bits, weight.group,
+                     weight.has_min != 0);
+}
+
+inline PanelFormat panel_format(const oct_weight& weight) {
+  PanelFormat format;
+  format.num_groups = padded_columns(weight.num_columns) / kGroup;
+  if (weight.layout == OCT_LAYOUT_BF16) {
+    format.columns = kBf16PanelColumns;
+    format.panel_bytes = format.num_groups * kGroup * kBf16PanelColumns * int64_t(sizeof(uint16_t));
+    format.tiles = bf16_tiles;
+  } else {
+    PanelShape shape = grouped_shape(weight);
+    format.columns = shape.columns;
+    format.panel_bytes = format.num_groups * shape.group_bytes;
+    visit_format(weight, [&](auto tag) { format.tiles = grouped_tiles<decltype(tag)>; });
+  }
+  format.num_panels = (weight.num_rows + format.columns - 1) / format.columns;
+  return format;
+}
+
+}  // namespace
+}  // namespace octavo

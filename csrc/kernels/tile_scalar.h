@@ -1,0 +1,78 @@
+// Register tiles of the portable build: plain loops over the same panels, in the same order.
+#pragma once
+#include "format.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kLanes = 4;
+constexpr int kMaxTileRows = 4;
+constexpr int kBf16PanelColumns = 8;
+constexpr int grouped_panel_columns(int) { return 8; }
+
+template <class Format>
+inline int dot_codes(const int8_t* activations, const uint8_t* codes, int column, int first, int last) {
+  int vector = column / kLanes, lane = column % kLanes, total = 0;
+  constexpr int vectors = grouped_panel_columns(Format::bits) / kLanes;
+  for (int k = first; k < last; ++k) {
+    int code;
+    if (Format::bits == 4) {
+      int byte = codes[((k / 4 * (vectors / 2) + vector / 2) * kLanes + lane) * 4 + k % 4];
+      code = vector % 2 ? byte >> 4 : byte & 15;
+    } else {
+      code = codes[((k / 4 * vectors + vector) * kLanes + lane) * 4 + k % 4];
+    }
+    total += code * activations[k];
+  }
+  return total;
+}
+
+// out[R][columns] = rows x panel.
+template <class Format, int R>
+inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
+                         int64_t out_stride) {
+  constexpr int columns = grouped_panel_columns(Format::bits);
+  constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
+  constexpr int parts = kGroup / Format::group;
+  for (int r = 0; r < R; ++r) {
+    const Int8Group* row = reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+    for (int c = 0; c < columns; ++c) {
+      float sum = 0.0f;
+      for (int64_t g = 0; g < num_groups; ++g) {
+        const uint8_t* codes = panel + g * shape.group_bytes;
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(codes + shape.codes_bytes);
+        for (int part = 0; part < parts; ++part) {
+          int dot = dot_codes<Format>(row[g].codes, codes, c, part * Format::group, (part + 1) * Format::group);
+          float scale = half_to_float(scales[part * columns + c]);
+          if (Format::has_min) {
+            sum = fmaf(float(dot) * row[g].scale, scale, sum);
+            sum = fmaf(-half_to_float(scales[parts * columns + c]), row[g].sum, sum);
+          } else {
+            float offset = (parts == 1 ? row[g].sum : row[g].half_sums[part]) * float(-Format::zero);
+            sum = fmaf(fmaf(float(dot), row[g].scale, offset), scale, sum);
+          }
+        }
+      }
+      out[r * out_stride + c] = sum;
+    }
+  }
+}
+
+template <int R>
+inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
+                      int64_t out_stride) {
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(panel);
+  for (int r = 0; r < R; ++r) {
+    const float* row = reinterpret_cast<const float*>(rows + r * row_bytes);
+    for (int c = 0; c < kBf16PanelColumns; ++c) {
+      float sum = 0.0f;
+      for (int64_t k = 0; k < num_groups * kGroup; ++k) {
+        sum = fmaf(row[k], bf16_to_float(weights[(k / 2 * kBf16PanelColumns + c) * 2 + k % 2]), sum);
+      }
+      out[r * out_stride + c] = sum;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace octavo
