@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 from octavo.errors import ContextLengthError, InvalidValueError
 from octavo.request import Request
@@ -78,15 +78,17 @@ class InputProcessor:
         )
 
     def _checked_token_ids(self, token_ids: Sequence[int], param: str) -> list[int]:
-        for position, token_id in enumerate(token_ids):
-            if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise InvalidValueError(f"{param}[{position}] is {token_id!r}; token ids are integers", param=param)
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidValueError(
-                    f"{param}[{position}] is {token_id}; the model's token ids are 0 to {self._vocab_size - 1}",
-                    param=param,
-                )
-        return list(token_ids)
+        return [self._checked_token_id(token_id, param, index) for index, token_id in enumerate(token_ids)]
+
+    def _checked_token_id(self, token_id: SupportsIndex, param: str, index: int) -> int:
+        if isinstance(token_id, bool) or not isinstance(token_id, SupportsIndex):
+            raise InvalidValueError(f"{param}[{index}] is {token_id!r}; token ids are integers", param=param)
+        value = token_id.__index__()
+        if not 0 <= value < self._vocab_size:
+            raise InvalidValueError(
+                f"{param}[{index}] is {value}; the model's token ids are 0 to {self._vocab_size - 1}", param=param
+            )
+        return value
 
     @property
     def _limit(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from octavo.engine.core import EngineCore
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, ShuttingDownError
 from octavo.request import OutputDelta, Request, RequestTimes
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ class EngineThread:
         self._core = core
         self._deliver = deliver
         self._orders: SimpleQueue[_Order] = SimpleQueue()
+        self._order_lock = threading.Lock()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     def start(self) -> None:
@@ -55,8 +57,14 @@ class EngineThread:
         return self._core.healthy and self._thread.is_alive()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Hands over requests; those of one call enter between the same two steps."""
-        self._orders.put(_Submit(tuple(requests)))
+        """Hands over requests; those of one call enter between the same two steps.
+
+        Raises `ShuttingDownError` once `stop` has been called.
+        """
+        with self._order_lock:
+            if self._stopping:
+                raise ShuttingDownError("the engine is shutting down and takes no more requests")
+            self._orders.put(_Submit(tuple(requests)))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests before the next step; unknown ids are ignored."""
@@ -64,7 +72,9 @@ class EngineThread:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Aborts what is left and ends the thread; False if a step has not come back within `timeout_s`."""
-        self._orders.put(_Stop())
+        with self._order_lock:
+            self._stopping = True
+            self._orders.put(_Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -1,0 +1,95 @@
+"""Puts an engine together: fetch, open, pack, decide, allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from octavo import envs
+from octavo.backends.native.executor import NativeExecutor
+from octavo.config import EngineArgs, EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.engine import Engine
+from octavo.engine.input import InputProcessor
+from octavo.engine.machine import read_machine
+from octavo.engine.resolve import ModelFacts, check_args, resolve, resolve_compute
+from octavo.kvcache.block_pool import BlockPool
+from octavo.metrics.stats import StatsListener
+from octavo.tokenizer.gguf import load_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.weights import references
+from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.gguf import GGUFType
+from octavo.weights.loader import open_checkpoint
+
+_UNQUANTIZED = {GGUFType.F32, GGUFType.F16, GGUFType.BF16}
+
+
+def build_engine(
+    args: EngineArgs, *, progress: references.Progress | None = None, listeners: Sequence[StatsListener] = ()
+) -> Engine:
+    """An engine that waits for its thread. `progress` hears of downloads.
+
+    Raises `ConfigError` or `ModelError`; nothing is kept open then.
+    """
+    check_args(args)
+    path = references.resolve(args.model, progress)
+    with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as side:
+        tokenizer_built = side.submit(load_tokenizer, checkpoint.tokenizer)
+        compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
+        executor = NativeExecutor(
+            checkpoint, isa=envs.cpu_isa(), threads=compute.threads, activation_dtype=compute.activation_dtype
+        )
+        try:
+            tokenizer = tokenizer_built.result()
+            config = resolve(args, _facts(checkpoint, executor), compute, read_machine())
+            executor.allocate(
+                config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
+            )
+        except BaseException:
+            executor.close()
+            raise
+    return _assemble(config, tokenizer, executor, listeners)
+
+
+def _assemble(
+    config: EngineConfig, tokenizer: Tokenizer, executor: NativeExecutor, listeners: Sequence[StatsListener]
+) -> Engine:
+    return Engine(
+        config=config,
+        tokenizer=tokenizer,
+        input=InputProcessor(
+            tokenizer,
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_model_len,
+            kv_cache_tokens=config.kv_cache_tokens,
+            seed=config.seed,
+        ),
+        core=EngineCore(
+            executor,
+            tokenizer,
+            BlockPool(config.num_blocks),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            listeners=listeners,
+        ),
+    )
+
+
+def _is_quantized(checkpoint: Checkpoint) -> bool:
+    return any(
+        tensor.encoding not in _UNQUANTIZED for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1
+    )
+
+
+def _facts(checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
+    return ModelFacts(
+        model_path=str(checkpoint.path),
+        architecture=checkpoint.architecture,
+        size_label=checkpoint.size_label,
+        vocab_size=checkpoint.model.vocab_size,
+        max_positions=checkpoint.model.max_positions,
+        weight_bytes=executor.weight_bytes,
+        kv_block_bytes=executor.kv_block_bytes,
+        isa=executor.isa,
+    )

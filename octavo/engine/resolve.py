@@ -1,0 +1,145 @@
+"""From what the user asked for, what the model is and what the machine has, to the engine's configuration.
+
+Pure functions: the same inputs give the same decisions, and every refusal says which values would do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig
+from octavo.engine.machine import Machine
+from octavo.errors import ConfigError
+from octavo.kvcache.block_table import blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the configuration depends on, known once the weights are packed."""
+
+    model_path: str
+    architecture: str
+    size_label: str
+    vocab_size: int
+    max_positions: int
+    weight_bytes: int
+    kv_block_bytes: int
+    isa: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What must be decided before the weights can be packed."""
+
+    threads: int
+    activation_dtype: Literal["bf16", "int8"]
+
+
+def check_args(args: EngineArgs) -> None:
+    """Raises `ConfigError` for values that no model and no machine could satisfy."""
+    _require_at_least(1, "--max-num-seqs", args.max_num_seqs)
+    _require_at_least(1, "--max-num-batched-tokens", args.max_num_batched_tokens)
+    _require_at_least(1, "--threads", args.threads)
+    _require_at_least(2, "--max-model-len", args.max_model_len)
+    if args.activation_dtype not in ("auto", "bf16", "int8"):
+        raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
+    if not 0.0 < args.memory_utilization <= 1.0:
+        raise ConfigError(f"--memory-utilization is {args.memory_utilization}; it must be above 0 and at most 1")
+
+
+def resolve_compute(args: EngineArgs, *, quantized: bool, machine: Machine) -> Compute:
+    """`quantized`: the file's matrices are stored in fewer than 16 bits."""
+    threads = machine.num_cores if args.threads is None else args.threads
+    if args.activation_dtype == "auto":
+        return Compute(threads, "int8" if quantized else "bf16")
+    return Compute(threads, args.activation_dtype)
+
+
+def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Machine) -> EngineConfig:
+    """Decides everything else. `machine.memory_available_bytes` is what is left with the weights in memory.
+
+    Raises `ConfigError` when `max_model_len` exceeds the model, or one request of that length the memory.
+    """
+    max_model_len = _resolve_max_model_len(args, facts)
+    num_blocks = _resolve_num_blocks(args, facts, max_model_len, machine)
+    return EngineConfig(
+        model=args.model,
+        model_path=facts.model_path,
+        architecture=facts.architecture,
+        size_label=facts.size_label,
+        isa=facts.isa,
+        threads=compute.threads,
+        activation_dtype=compute.activation_dtype,
+        weight_bytes=facts.weight_bytes,
+        max_model_len=max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        num_blocks=num_blocks,
+        kv_cache_bytes=num_blocks * facts.kv_block_bytes,
+        vocab_size=facts.vocab_size,
+        seed=args.seed,
+    )
+
+
+def _require_at_least(least: int, flag: str, value: int | None) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{flag} is {value}; it must be at least {least}")
+
+
+def _resolve_max_model_len(args: EngineArgs, facts: ModelFacts) -> int:
+    if args.max_model_len is None:
+        return facts.max_positions
+    if args.max_model_len > facts.max_positions:
+        raise ConfigError(
+            f"--max-model-len is {args.max_model_len}; the model has at most {facts.max_positions} positions"
+        )
+    return args.max_model_len
+
+
+def _resolve_num_blocks(args: EngineArgs, facts: ModelFacts, max_model_len: int, machine: Machine) -> int:
+    """As many blocks as fit; by default no more than `max_num_seqs` requests of maximum length could use."""
+    num_needed = blocks_for(max_model_len)
+    if args.kv_cache_memory_bytes is not None:
+        budget_bytes = args.kv_cache_memory_bytes
+        num_blocks = budget_bytes // facts.kv_block_bytes
+    else:
+        budget_bytes = int(args.memory_utilization * machine.memory_available_bytes)
+        num_blocks = min(budget_bytes // facts.kv_block_bytes, args.max_num_seqs * num_needed)
+    if num_blocks < num_needed:
+        raise ConfigError(_does_not_fit(args, facts, max_model_len, num_blocks, budget_bytes, machine))
+    return num_blocks
+
+
+def _does_not_fit(
+    args: EngineArgs, facts: ModelFacts, max_model_len: int, num_blocks: int, budget_bytes: int, machine: Machine
+) -> str:
+    """What one request of `max_model_len` needs, what there is, and each value that would make it fit."""
+    needed_bytes = blocks_for(max_model_len) * facts.kv_block_bytes
+    longest = num_blocks * BLOCK_TOKENS
+    remedies = [f"--kv-cache-memory {needed_bytes} (bytes)"]
+    if longest >= 2:
+        remedies.insert(0, f"--max-model-len {longest} or less")
+    utilization = _utilization_for(needed_bytes, machine.memory_available_bytes)
+    if utilization is not None:
+        instead = "" if args.kv_cache_memory_bytes is None else " without --kv-cache-memory"
+        remedies.append(f"--memory-utilization {utilization}{instead}")
+    else:
+        remedies.append(
+            f"--memory-utilization cannot help: even 1.0 of the {_mib(machine.memory_available_bytes)} available "
+            "is too little"
+        )
+    return (
+        f"one request of max_model_len {max_model_len} tokens needs {_mib(needed_bytes)} of KV cache, but there is "
+        f"{_mib(budget_bytes)}, room for {longest} tokens. What would fit: {'; '.join(remedies)}"
+    )
+
+
+def _utilization_for(needed_bytes: int, available_bytes: int) -> float | None:
+    """The smallest utilisation, in hundredths, that gives `needed_bytes`; None if none does."""
+    hundredths = -(-needed_bytes * 100 // available_bytes) if available_bytes > 0 else 101
+    return hundredths / 100 if hundredths <= 100 else None
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

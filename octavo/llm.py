@@ -1,0 +1,246 @@
+"""The engine for scripts: give prompts, get finished answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self, SupportsIndex, TypeVar, cast
+
+from octavo.config import DEFAULT_MODEL, EngineArgs, EngineConfig
+from octavo.engine.build import build_engine
+from octavo.engine.engine import Engine
+from octavo.engine.progress import BatchProgress
+from octavo.engine.thread import EngineThread
+from octavo.errors import ConfigError, EngineDeadError, InvalidValueError, RequestError, ShuttingDownError
+from octavo.request import CompletionOutput, OutputDelta, Request, RequestOutput
+from octavo.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+Input = TypeVar("Input")
+
+
+class LLM:
+    """A model, loaded and ready. Keyword arguments are the fields of `EngineArgs`.
+
+    May be used from several threads at once: their requests share the batch. Ctrl-C aborts the call it interrupts and
+    leaves the engine usable. `close()`, or the end of a `with` block, gives the memory back.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **engine_args: Any) -> None:
+        self._serve(build_engine(_engine_args(model, engine_args)))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> Self:
+        """An LLM over an engine that was built elsewhere."""
+        llm = cls.__new__(cls)
+        llm._serve(engine)
+        return llm
+
+    def _serve(self, engine: Engine) -> None:
+        self._engine = engine
+        self._collectors: dict[str, _Collector] = {}
+        self._thread = EngineThread(engine.core, self._deliver)
+        self._closed = False
+        self._thread.start()
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._engine.config
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continues each prompt; the results are in the order of the prompts.
+
+        A prompt is text, token ids, or a mapping with `prompt` or `prompt_token_ids`. `sampling_params` are one for all
+        or one each. `use_tqdm` shows a progress bar; None: for batches, when stderr is a terminal. Raises
+        `RequestError`, naming the prompt's index, before anything runs; `EngineError` if a step fails.
+        """
+        return self._run(_as_prompts(prompts), sampling_params, self._request_from_prompt, "prompts", use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of several. `template_kwargs` go to the chat template."""
+
+        def request(conversation: Sequence[Message], sampling: SamplingParams) -> Request:
+            return self._engine.input.from_messages(conversation, sampling, **template_kwargs)
+
+        return self._run(_as_conversations(messages), sampling_params, request, "messages", use_tqdm)
+
+    def close(self) -> None:
+        """Aborts what runs, stops the engine thread and frees weights and KV cache. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._thread.stop()
+            self._engine.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request_from_prompt(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        if isinstance(prompt, Mapping):
+            prompt = _prompt_in(prompt)
+        return self._engine.input.from_prompt(prompt, sampling)
+
+    def _run(
+        self,
+        inputs: Sequence[Input],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        make_request: Callable[[Input, SamplingParams], Request],
+        param: str,
+        use_tqdm: bool | None,
+    ) -> list[RequestOutput]:
+        samplings = _one_each(sampling_params, len(inputs), param)
+        requests = [
+            _at_index(make_request, item, sampling, param, index)
+            for index, (item, sampling) in enumerate(zip(inputs, samplings, strict=True))
+        ]
+        show = len(inputs) > 1 and sys.stderr.isatty() if use_tqdm is None else use_tqdm
+        with BatchProgress(len(requests), show) as progress:
+            return self._complete(requests, progress)
+
+    def _complete(self, requests: list[Request], progress: BatchProgress) -> list[RequestOutput]:
+        """Runs the requests to their ends; whatever interrupts that aborts them."""
+        self._check_open()
+        ended: SimpleQueue[_Collector] = SimpleQueue()
+        collectors = {request.request_id: _Collector(request, ended) for request in requests}
+        self._collectors.update(collectors)
+        try:
+            self._thread.submit(requests)
+            for _ in requests:
+                output = ended.get().output()
+                progress.advance(len(output.prompt_token_ids), len(output.outputs[0].token_ids))
+        except BaseException:
+            self._thread.abort(list(collectors))
+            raise
+        finally:
+            for request_id in collectors:
+                del self._collectors[request_id]
+        return [collector.output() for collector in collectors.values()]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDownError("this LLM has been closed")
+        if not self._thread.healthy:
+            raise EngineDeadError("the backend is broken and the engine has stopped")
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        """On the engine thread: adds each delta to its request's collector, if that is still wanted."""
+        for delta in deltas:
+            collector = self._collectors.get(delta.request_id)
+            if collector is not None:
+                collector.take(delta)
+
+
+class _Collector:
+    """Gathers one request's deltas on the engine thread and reports to `ended` once it has the last."""
+
+    __slots__ = ("_ended", "_last", "_request", "_texts", "_token_ids")
+
+    def __init__(self, request: Request, ended: SimpleQueue[_Collector]) -> None:
+        self._request = request
+        self._ended = ended
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._last: OutputDelta | None = None
+
+    def take(self, delta: OutputDelta) -> None:
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        if delta.finished:
+            self._last = delta
+            self._ended.put(self)
+
+    def output(self) -> RequestOutput:
+        """The finished request. Raises the error it ended with, if any."""
+        last = self._last
+        assert last is not None and last.finish_reason is not None
+        if last.error is not None:
+            raise last.error
+        answer = CompletionOutput(
+            0, "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.stop_reason
+        )
+        request = self._request
+        return RequestOutput(
+            request.request_id, request.prompt, request.prompt_token_ids, (answer,), last.num_cached_tokens, last.times
+        )
+
+
+def _engine_args(model: str, engine_args: dict[str, Any]) -> EngineArgs:
+    known = [field.name for field in fields(EngineArgs)]
+    for name in engine_args:
+        if name not in known:
+            raise ConfigError(f"LLM has no argument {name!r}; there are: {', '.join(known)}")
+    return EngineArgs(model=model, **engine_args)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A single prompt, text or mapping or token ids, becomes a list of one."""
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], SupportsIndex)):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
+
+
+def _prompt_in(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    match dict(prompt):
+        case {"prompt_token_ids": token_ids, **others} if not others or set(others) == {"prompt"}:
+            return list(token_ids)
+        case {"prompt": str(text), **others} if not others:
+            return text
+    raise InvalidValueError(
+        f"a prompt mapping has the keys {sorted(prompt)}; it must have prompt_token_ids or prompt", param="prompt"
+    )
+
+
+def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    if len(messages) > 0 and isinstance(messages[0], Mapping):
+        return [cast(Sequence[Message], messages)]
+    return cast(Sequence[Sequence[Message]], messages)
+
+
+def _one_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int, param: str
+) -> Sequence[SamplingParams]:
+    if sampling_params is None:
+        return [SamplingParams()] * count
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * count
+    if len(sampling_params) != count:
+        raise InvalidValueError(
+            f"{len(sampling_params)} sampling_params were given for {count} {param}; give one, or one each",
+            param="sampling_params",
+        )
+    return sampling_params
+
+
+def _at_index(
+    make_request: Callable[[Input, SamplingParams], Request],
+    item: Input,
+    sampling: SamplingParams,
+    param: str,
+    index: int,
+) -> Request:
+    """Makes one request of a batch; an error says which it was."""
+    try:
+        return make_request(item, sampling)
+    except RequestError as error:
+        raise type(error)(f"{param}[{index}]: {error}", param=error.param, code=error.code) from error
