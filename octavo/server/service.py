@@ -30,10 +30,10 @@ class Service:
 
     def check_available(self) -> None:
         """Raises `EngineDeadError` or `ShuttingDownError` if no request can be served now."""
-        if not self.engine.healthy:
-            raise EngineDeadError("the engine has stopped after an error; see the server's log")
         if self.draining:
             raise ShuttingDownError("the server is shutting down")
+        if not self.engine.healthy:
+            raise EngineDeadError("the engine has stopped after an error; see the server's log")
 
     def check_model(self, name: str) -> None:
         """Raises `UnknownModelError` unless `name` is served here."""
