@@ -15,3 +15,9 @@ def home() -> Path:
 def cpu_isa() -> str | None:
     """`OCTAVO_CPU_ISA`: force a lower instruction set ("scalar", "avx2", "avx512"). Default: the best the machine has."""
     return os.environ.get("OCTAVO_CPU_ISA") or None
+
+
+def native_library() -> Path | None:
+    """`OCTAVO_NATIVE_LIBRARY`: the native library to load (a sanitized build, say). Default: the one installed here."""
+    value = os.environ.get("OCTAVO_NATIVE_LIBRARY")
+    return Path(value) if value else None

@@ -14,6 +14,12 @@
 extern "C" {
 #endif
 
+// Opaque objects, named before the exported part so that their C++ members stay hidden.
+struct oct_context;
+struct oct_weight;
+struct oct_kv_cache;
+struct oct_program;
+
 #if defined(OCT_BUILDING)
 #pragma GCC visibility push(default)
 #endif

@@ -1,0 +1,239 @@
+"""The native library as Python objects: contexts, packed weights, KV caches, programs.
+
+Each object owns one C object and frees it when closed or collected; it keeps alive what its C object points to.
+Failures raise an `OctavoError` with the library's own message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import envs
+from octavo.backends.native import abi
+from octavo.errors import ConfigError, EngineError, OctavoError, StepError, UnsupportedModelError
+from octavo.quant.gguf import Layout
+from octavo.weights.gguf import GGUFType
+
+FloatArray = npt.NDArray[np.float32]
+ISAS = ("avx512", "avx2", "scalar")
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises `ConfigError` when it is missing or cannot be loaded."""
+    path = envs.native_library() or Path(__file__).with_name("liboctavo.so")
+    try:
+        return abi.load(path)
+    except OSError as error:
+        raise ConfigError(f"the native library cannot be loaded: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"the native library {path} does not fit this version of Octavo: {error}") from error
+
+
+def supported_isas() -> tuple[str, ...]:
+    """The instruction sets this machine can run, best first."""
+    return tuple(isa for isa in ISAS if library().oct_isa_supported(isa.encode()))
+
+
+class _Owner:
+    """Owns a C object: frees it when closed or collected, once."""
+
+    def __init__(self, handle: int, destroy: Callable[[int], None]) -> None:
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, destroy, handle)
+
+    @property
+    def handle(self) -> int:
+        if not self._finalizer.alive:
+            raise EngineError(f"this {type(self).__name__} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Free the C object now. Close what was made from it first."""
+        self._finalizer()
+
+
+class Context(_Owner):
+    """An instruction set (None: the best the machine has) and a team of threads that run its kernels.
+
+    Raises `ConfigError` for an instruction set the machine lacks or a number of threads out of range.
+    """
+
+    def __init__(self, isa: str | None = None, threads: int = 1) -> None:
+        handle = library().oct_context_create(isa.encode() if isa is not None else None, threads)
+        super().__init__(_created(handle, ConfigError), library().oct_context_destroy)
+        self.isa: str = library().oct_context_isa(handle).decode()
+        self.threads = threads
+
+    def barrier_ns(self, rounds: int = 1000) -> float:
+        """How long a barrier of the team takes."""
+        return _measured(library().oct_measure_barrier_ns(self.handle, rounds))
+
+    def read_gbps(self, num_bytes: int, *, huge_pages: bool = True) -> float:
+        """How fast the team reads memory, in 10^9 bytes a second."""
+        return _measured(library().oct_measure_read_gbps(self.handle, num_bytes, int(huge_pages)))
+
+
+class PackedWeight(_Owner):
+    """A matrix [N, K] packed for a context from the raw bytes of a GGUF tensor of type `encoding`.
+
+    `row_order[n]`, if given, is the stored row that belongs at row n. `data` is read now and not kept.
+    Raises `UnsupportedModelError` when type, layout and shape do not go together.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        layout: Layout,
+        encoding: int,
+        shape: tuple[int, int],
+        data: npt.NDArray[np.uint8],
+        row_order: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        handle = library().oct_weight_create(context.handle, layout, encoding, *shape)
+        super().__init__(_created(handle, UnsupportedModelError), library().oct_weight_destroy)
+        self.context = context
+        self.layout = layout
+        self.shape = shape
+        self.bytes: int = library().oct_weight_bytes(handle)
+        self._pack(_checked_blocks(encoding, shape, data), row_order)
+
+    def _pack(self, blocks: npt.NDArray[np.uint8], row_order: npt.NDArray[np.int32] | None) -> None:
+        order = None
+        if row_order is not None:
+            order = np.ascontiguousarray(row_order, np.int32)
+            if order.shape != (self.shape[0],):
+                raise UnsupportedModelError(f"row_order has shape {order.shape}, not ({self.shape[0]},)")
+        _check(
+            library().oct_weight_pack(self.context.handle, self.handle, _address(blocks), _address(order)),
+            UnsupportedModelError,
+        )
+
+    def unpack(self) -> FloatArray:
+        """The values the kernels see, [N, K]."""
+        values = np.empty(self.shape, np.float32)
+        _check(library().oct_weight_unpack(self.context.handle, self.handle, _address(values)), EngineError)
+        return values
+
+
+class KvCache(_Owner):
+    """Keys and values of every layer, in blocks of 16 tokens; memory becomes resident as blocks are written."""
+
+    def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_size: int) -> None:
+        handle = library().oct_kv_cache_create(num_layers, num_blocks, num_kv_heads, head_size)
+        super().__init__(_created(handle, ConfigError), library().oct_kv_cache_destroy)
+
+
+def kv_block_bytes(num_layers: int, num_kv_heads: int, head_size: int) -> int:
+    """What one block of 16 tokens takes, over all layers."""
+    return int(library().oct_kv_block_bytes(num_layers, num_kv_heads, head_size))
+
+
+class Program(_Owner):
+    """Instructions over buffers of at most `max_tokens` and `max_logit_rows` rows.
+
+    `keep` is whatever the instructions point to (weights, vectors); it lives as long as the program.
+    Raises `EngineError` naming the instruction at fault.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        kv: KvCache | None,
+        buffers: ctypes.Array[abi.Buffer],
+        instructions: ctypes.Array[abi.Instruction],
+        *,
+        max_tokens: int,
+        max_logit_rows: int,
+        keep: object = None,
+    ) -> None:
+        handle = library().oct_program_create(
+            context.handle,
+            kv.handle if kv is not None else None,
+            buffers,
+            len(buffers),
+            instructions,
+            len(instructions),
+            max_tokens,
+            max_logit_rows,
+        )
+        super().__init__(_created(handle, EngineError), library().oct_program_destroy)
+        self.context = context
+        self.max_tokens = max_tokens
+        self.max_logit_rows = max_logit_rows
+        self.arena_bytes: int = library().oct_program_arena_bytes(handle)
+        self._keep = (kv, keep)
+        self._rows = [max_logit_rows if buffer.row_space else max_tokens for buffer in buffers]
+        self._columns = [buffer.columns for buffer in buffers]
+
+    def run(self, step: abi.Step) -> None:
+        """One step. Raises `StepError` naming the entry of the step that is out of range."""
+        if library().oct_run(self.handle, ctypes.byref(step)):
+            raise StepError(last_error())
+
+    def buffer(self, number: int) -> FloatArray:
+        """The memory of an fp32 buffer, [max rows, columns]: a view, for tests. Valid until the program is closed."""
+        data = library().oct_program_buffer(self.handle, number)
+        if not data:
+            raise EngineError(last_error())
+        return np.ctypeslib.as_array(data, (self._rows[number], self._columns[number]))
+
+
+def dequantize(encoding: int, data: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
+    """The values of a GGUF tensor, flat. Raises `UnsupportedModelError` for an unknown type."""
+    values = np.empty(num_elements, np.float32)
+    blocks = _checked_blocks(encoding, (num_elements,), data)
+    status = library().oct_gguf_dequantize(encoding, _address(blocks), num_elements, _address(values))
+    _check(status, UnsupportedModelError)
+    return values
+
+
+def last_error() -> str:
+    """What the latest failed call of this thread had to say."""
+    message: bytes = library().oct_last_error()
+    return message.decode(errors="replace")
+
+
+def _checked_blocks(encoding: int, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """`data` as contiguous bytes, refused unless it is exactly what a tensor of this type and shape takes."""
+    try:
+        kind = GGUFType(encoding)
+    except ValueError:
+        raise UnsupportedModelError(f"unknown GGUF tensor type {encoding}") from None
+    blocks = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+    num_elements = prod(shape)
+    num_bytes = num_elements // kind.block_size * kind.block_bytes
+    if num_elements % kind.block_size or blocks.nbytes != num_bytes:
+        raise UnsupportedModelError(
+            f"a {kind.name} tensor of shape {list(shape)} takes {num_bytes} bytes, but there are {blocks.nbytes}"
+        )
+    return blocks
+
+
+def _created(handle: int | None, error: type[OctavoError]) -> int:
+    if handle is None:
+        raise error(last_error())
+    return handle
+
+
+def _check(status: int, error: type[OctavoError]) -> None:
+    if status:
+        raise error(last_error())
+
+
+def _measured(value: float) -> float:
+    if value < 0:
+        raise EngineError(last_error())
+    return value
+
+
+def _address(array: npt.NDArray[np.generic] | None) -> int | None:
+    return None if array is None else array.ctypes.data
