@@ -1,0 +1,46 @@
+"""Incremental detokenisation: text as soon as it is certain, a whole character at a time."""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+
+from octavo.tokenizer.token_bytes import TokenTexts
+
+
+class Detokenizer:
+    """Turns the token ids of one answer into text as they come.
+
+    All of `append` and the final `flush` together are `Tokenizer.decode` of all ids. Bytes that may yet become a
+    character are held back, three at most; bytes that cannot any more come out as U+FFFD at once.
+    """
+
+    __slots__ = ("_held", "_strips_space", "_texts")
+
+    def __init__(self, texts: TokenTexts, *, strips_space: bool) -> None:
+        self._texts = texts
+        self._strips_space = strips_space  # until the first text: one space in front of it is the encoder's own
+        self._held = b""
+
+    def append(self, token_id: int) -> str:
+        """The text that has become certain. Raises `InvalidValueError` for an id outside the vocabulary."""
+        text = self._texts[token_id]
+        if self._held or text is None:
+            text = self._extend(text, token_id)
+        if self._strips_space and text:
+            self._strips_space = False
+            return text.removeprefix(" ")
+        return text
+
+    def flush(self) -> str:
+        """What is left of a character that never became whole: U+FFFD, or nothing."""
+        text = self._held.decode(errors="replace")
+        self._held = b""
+        return text
+
+    def _extend(self, text: str | None, token_id: int) -> str:
+        if text == "":  # adds nothing, so it does not end a character either
+            return text
+        held = self._held + self._texts.bytes[token_id]
+        text, num_used = utf_8_decode(held, "replace", False)
+        self._held = held[num_used:]
+        return text

@@ -1,0 +1,157 @@
+"""Text to token ids and back, as the model's own tokenizer does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from octavo.errors import ChatTemplateError, InvalidValueError
+from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.detokenize import Detokenizer
+from octavo.tokenizer.token_bytes import TokenBytes, TokenTexts
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Which tokens are no text, and which of them are written around a prompt.
+
+    `control_ids`: left out of the text when special tokens are skipped. `eos_ids`: any of them ends an answer.
+    """
+
+    bos_id: int | None
+    eos_id: int | None
+    eos_ids: frozenset[int]
+    control_ids: frozenset[int]
+    adds_bos: bool
+    adds_eos: bool
+
+
+class Tokenizer:
+    """A model's vocabulary, its rules, and its chat template.
+
+    `strips_space`: the encoder puts a space in front of text, so decoding takes one away again.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        token_bytes: TokenBytes,
+        special: SpecialTokens,
+        chat_template: ChatTemplate | None,
+        *,
+        vocab_size: int,
+        strips_space: bool = False,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._backend = backend
+        self._special = special
+        self._chat_template = chat_template
+        self._strips_space = strips_space
+        self._bytes = token_bytes
+        self._texts = TokenTexts(token_bytes)
+        self._texts_without_special = TokenTexts(token_bytes, special.control_ids)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text; `encode` writes it only where the model wants it."""
+        return self._special.bos_id
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return self._special.eos_ids
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that `decode` leaves out when it skips special tokens."""
+        return self._special.control_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; the text of a special token in it becomes that token.
+
+        `add_special_tokens` writes BOS and EOS as the model wants them. Raises `InvalidValueError` for a lone
+        surrogate, which is no Unicode text.
+        """
+        ids = self._encode(text)
+        if add_special_tokens and self._special.adds_bos and self._special.bos_id is not None:
+            ids.insert(0, self._special.bos_id)
+        if add_special_tokens and self._special.adds_eos and self._special.eos_id is not None:
+            ids.append(self._special.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of these tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Raises `InvalidValueError` for an id outside the vocabulary.
+        """
+        if skip_special_tokens:
+            ids = (token_id for token_id in ids if token_id not in self._special.control_ids)
+        text = b"".join([self._bytes[token_id] for token_id in ids]).decode(errors="replace")
+        return text.removeprefix(" ") if self._strips_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, perhaps not whole characters. Raises `InvalidValueError` outside the vocabulary."""
+        return self._bytes[token_id]
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental decoder for one answer."""
+        texts = self._texts_without_special if skip_special_tokens else self._texts
+        return Detokenizer(texts, strips_space=self._strips_space)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation. `kwargs` become variables of the template.
+
+        Raises `ChatTemplateError` when there is no template or it refuses, `InvalidValueError` for malformed messages.
+        """
+        if self._chat_template is None:
+            raise ChatTemplateError(
+                "this model has no chat template, so it takes no messages; use /v1/completions, which takes plain text",
+                param="messages",
+            )
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Token ids of the prompt for a conversation, with BOS where the model wants it and never twice."""
+        ids = self._encode(
+            self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
+        )
+        bos_id = self._special.bos_id
+        if self._special.adds_bos and bos_id is not None and ids[:1] != [bos_id]:
+            ids.insert(0, bos_id)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise _refusal(text) from None
+        return ids
+
+
+def _refusal(text: object) -> InvalidValueError:
+    """Why text cannot be tokenised."""
+    if not isinstance(text, str):
+        return InvalidValueError(f"text to tokenise must be a string, not {type(text).__name__}")
+    position = next(i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff")
+    return InvalidValueError(f"the text has a lone surrogate, U+{ord(text[position]):04X}, at position {position}")
