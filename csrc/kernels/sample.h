@@ -1,0 +1,292 @@
+// Draws a token from a row of logits: softcap, biases, then the largest (temperature 0), or temperature, min_p, top_k and
+// top_p, in vLLM's order, and one random number keyed by seed and position.
+//
+// Nothing is sorted. Weights are exp((logit - largest) / temperature), so the largest is 1 and nothing overflows. Sums are
+// made in sixteen lanes on every instruction set: equal logits give equal tokens. Where rank matters, the larger logit
+// comes first and of equals the lower index.
+#pragma once
+#include "kernels.h"
+#include "math.h"
+#include "random.h"
+#include "vec.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kSampleChunk = 256;  // logits; a whole number of vectors
+
+// ---- the row ---------------------------------------------------------------------------------------------------------
+
+inline void cap_logits(float* logits, int64_t count, float softcap) {
+  constexpr int width = F32::width;
+  F32 cap = F32::set1(softcap), inverse = F32::set1(1.0f / softcap);
+  int64_t i = 0;
+  for (; i + width <= count; i += width) (cap * tanh(F32::load(logits + i) * inverse)).store(logits + i);
+  if (i == count) return;
+  float lanes[width] = {};
+  for (int64_t j = i; j < count; ++j) lanes[j - i] = logits[j];
+  (cap * tanh(F32::load(lanes) * inverse)).store(lanes);
+  for (int64_t j = i; j < count; ++j) logits[j] = lanes[j - i];
+}
+
+inline void add_biases(float* logits, int64_t count, const SampleRow& row) {
+  for (int i = 0; i < row.num_biases; ++i) {
+    int32_t token = row.bias_token_ids[i];
+    if (token >= 0 && token < count) logits[token] += row.bias_values[i];
+  }
+}
+
+inline float largest_of(const float* logits, int64_t count) {
+  constexpr int width = F32::width;
+  F32 lanes = F32::set1(-INFINITY);
+  int64_t i = 0;
+  for (; i + width <= count; i += width) lanes = max(F32::load(logits + i), lanes);  // NaN leaves the lane as it is
+  float largest = lanes.max();
+  for (; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
+  return largest;
+}
+
+inline int64_t chunk_at(int64_t first, int64_t count) { return count - first < kSampleChunk ? count - first : kSampleChunk; }
+
+struct Largest {
+  float logit;
+  int32_t token;  // the first that has it; 0 if all are NaN
+};
+
+inline Largest find_largest(const float* logits, int64_t count) {
+  Largest best{-INFINITY, 0};
+  int64_t start = 0;
+  for (int64_t first = 0; first < count; first += kSampleChunk) {
+    float logit = largest_of(logits + first, chunk_at(first, count));
+    if (logit > best.logit) {
+      best.logit = logit;
+      start = first;
+    }
+  }
+  while (start < count && logits[start] != best.logit) ++start;
+  if (start < count) best.token = int32_t(start);
+  return best;
+}
+
+// ---- weights ---------------------------------------------------------------------------------------------------------
+
+struct WeightRule {
+  float largest;
+  float temperature;
+  float min_p;  // lighter ones weigh 0: the largest weighs 1
+};
+
+// A vector of logits to weights; NaN weighs 0.
+inline F32 weights_of(F32 logits, const WeightRule& rule) {
+  return exp((max(logits, F32::set1(-INFINITY)) - F32::set1(rule.largest)) / F32::set1(rule.temperature));
+}
+
+// The weights of up to kSampleChunk logits, and their sum.
+inline float weigh_chunk(const float* logits, int64_t count, const WeightRule& rule, float* weights) {
+  constexpr int width = F32::width, lanes = 16;
+  float padded[kSampleChunk];
+  const float* src = logits;
+  if (count % lanes != 0) {
+    memcpy(padded, logits, size_t(count) * sizeof(float));
+    for (int64_t i = count; i < kSampleChunk; ++i) padded[i] = -INFINITY;
+    src = padded;
+  }
+  float weighed[kSampleChunk], sums[lanes] = {};
+  int64_t end = (count + lanes - 1) / lanes * lanes;
+  for (int64_t i = 0; i < end; i += width) weights_of(F32::load(src + i), rule).store(weighed + i);
+  for (int64_t i = 0; i < end; i += lanes) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      float weight = weighed[i + lane] < rule.min_p ? 0.0f : weighed[i + lane];
+      weighed[i + lane] = weight;
+      sums[lane] += weight;
+    }
+  }
+  memcpy(weights, weighed, size_t(count) * sizeof(float));
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  }
+  return sums[0];
+}
+
+// All weights; chunk_sums may be null. Returns the total.
+inline double weigh(const float* logits, int64_t count, const WeightRule& rule, float* weights, float* chunk_sums) {
+  double total = 0;
+  for (int64_t first = 0; first < count; first += kSampleChunk) {
+    float sum = weigh_chunk(logits + first, chunk_at(first, count), rule, weights + first);
+    if (chunk_sums) chunk_sums[first / kSampleChunk] = sum;
+    total += sum;
+  }
+  return total;
+}
+
+// The token at `target` in the running sum of all weights.
+inline int32_t draw_from_all(const float* weights, const float* chunk_sums, int64_t count, double target) {
+  double before = 0;
+  int64_t chunk = 0, last_chunk = (count - 1) / kSampleChunk;
+  for (int64_t next = 0; next <= last_chunk; ++next) {
+    if (chunk_sums[next] > 0) chunk = next;
+    if (before + chunk_sums[next] > target) break;
+    before += chunk_sums[next];
+  }
+  int64_t first = chunk * kSampleChunk, end = first + chunk_at(first, count);
+  int64_t token = first;
+  for (int64_t i = first; i < end; ++i) {
+    if (weights[i] > 0) token = i;
+    before += weights[i];
+    if (before > target) break;
+  }
+  return int32_t(token);
+}
+
+// ---- candidates: tokens by index, for top_k and top_p ------------------------------------------------------------------
+
+// Tokens with a weight and a logit of at least `threshold`, by index.
+inline int64_t gather_candidates(const float* logits, const float* weights, int64_t count, float threshold, int32_t* tokens) {
+  constexpr int64_t stretch = 32;
+  int64_t found = 0;
+  for (int64_t first = 0; first < count; first += stretch) {
+    int64_t end = first + stretch < count ? first + stretch : count;
+    if (largest_of(logits + first, end - first) < threshold) continue;
+    for (int64_t i = first; i < end; ++i) {
+      if (logits[i] >= threshold && weights[i] > 0) tokens[found++] = int32_t(i);
+    }
+  }
+  return found;
+}
+
+inline bool ranks_before(const float* logits, int32_t a, int32_t b) {
+  return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+// Moves what ranks before some middling element of tokens[first, end) to the front; returns where that element now is.
+inline int64_t partition_by_rank(const float* logits, int32_t* tokens, int64_t first, int64_t end) {
+  int32_t low = tokens[first], middle = tokens[first + (end - first) / 2], high = tokens[end - 1];
+  bool low_first = ranks_before(logits, low, middle), middle_first = ranks_before(logits, middle, high);
+  int64_t pivot_at = first + (end - first) / 2;
+  if (low_first != middle_first) pivot_at = ranks_before(logits, low, high) == low_first ? end - 1 : first;
+  int32_t pivot = tokens[pivot_at];
+  tokens[pivot_at] = tokens[end - 1];
+  int64_t store = first;
+  for (int64_t i = first; i < end - 1; ++i) {
+    int32_t token = tokens[i];
+    bool before = ranks_before(logits, token, pivot);
+    tokens[i] = tokens[store];
+    tokens[store] = token;
+    store += before;
+  }
+  tokens[end - 1] = tokens[store];
+  tokens[store] = pivot;
+  return store;
+}
+
+// The logit of rank k (1 is the first) among tokens[0, count), which it reorders.
+inline float logit_of_rank(const float* logits, int32_t* tokens, int64_t count, int64_t k) {
+  int64_t first = 0, end = count;
+  while (end - first > 1) {
+    int64_t pivot = partition_by_rank(logits, tokens, first, end);
+    if (pivot == k - 1) break;
+    if (pivot > k - 1) {
+      end = pivot;
+    } else {
+      first = pivot + 1;
+    }
+  }
+  return logits[tokens[k - 1]];
+}
+
+// The last token by rank of the smallest leading set of tokens[0, count) that weighs at least `target`; reorders them.
+inline int32_t last_within_mass(const float* logits, const float* weights, int32_t* tokens, int64_t count, double target) {
+  int64_t first = 0, end = count;
+  double before = 0;  // weight of tokens[0, first)
+  while (end - first > 1) {
+    int64_t pivot = partition_by_rank(logits, tokens, first, end);
+    double mass = before;
+    for (int64_t i = first; i < pivot; ++i) mass += weights[tokens[i]];
+    if (pivot > first && mass >= target) {
+      end = pivot;
+      continue;
+    }
+    mass += weights[tokens[pivot]];
+    if (mass >= target || pivot + 1 == end) return tokens[pivot];
+    before = mass;
+    first = pivot + 1;
+  }
+  return tokens[first];
+}
+
+// A logit that at least k tokens reach: the k-th largest of the maxima of stretches of the row.
+inline float reached_by_k(const float* logits, int64_t count, int64_t k, float* maxima, int32_t* order) {
+  int64_t stretch = 32, stretches = (count + stretch - 1) / stretch;
+  if (k > stretches) return -INFINITY;
+  for (int64_t i = 0; i < stretches; ++i) {
+    int64_t first = i * stretch;
+    maxima[i] = largest_of(logits + first, first + stretch < count ? stretch : count - first);
+    order[i] = int32_t(i);
+  }
+  return logit_of_rank(maxima, order, stretches, k);
+}
+
+// A logit below which lie only tokens that top_p drops: together they cannot weigh what top_p may leave out.
+inline float below_top_p(const WeightRule& rule, double total, double top_p, int64_t count) {
+  double lightest = 0.5 * total * (1.0 - top_p) / double(count);
+  return lightest > 0 ? float(rule.largest + rule.temperature * (log(lightest) - 1e-3)) : -INFINITY;
+}
+
+inline double mass_of(const float* weights, const int32_t* tokens, int64_t count) {
+  double mass = 0;
+  for (int64_t i = 0; i < count; ++i) mass += weights[tokens[i]];
+  return mass;
+}
+
+inline int32_t draw_from(const float* weights, const int32_t* tokens, int64_t count, double target) {
+  double before = 0;
+  for (int64_t i = 0; i + 1 < count; ++i) {
+    before += weights[tokens[i]];
+    if (before > target) return tokens[i];
+  }
+  return tokens[count - 1];
+}
+
+inline int32_t draw_filtered(const float* logits, int64_t count, const SampleRow& row, const WeightRule& rule, double uniform,
+                             float* scratch) {
+  float* weights = scratch;
+  int32_t* tokens = reinterpret_cast<int32_t*>(scratch + count);
+  bool by_k = row.top_k > 0 && row.top_k < count, by_p = row.top_p < 1.0f;
+  float threshold = -INFINITY;
+  if (by_k) threshold = reached_by_k(logits, count, row.top_k, weights, tokens);
+  double total = weigh(logits, count, rule, weights, nullptr);
+  if (by_p && !by_k) threshold = below_top_p(rule, total, row.top_p, count);
+  int64_t found = gather_candidates(logits, weights, count, threshold, tokens);
+  if (by_k && found > row.top_k) {
+    threshold = logit_of_rank(logits, tokens, found, row.top_k);
+    found = gather_candidates(logits, weights, count, threshold, tokens);  // ties with the k-th stay, as in vLLM
+  }
+  if (by_p) {
+    double mass = by_k ? mass_of(weights, tokens, found) : total;
+    int32_t last = last_within_mass(logits, weights, tokens, found, mass * row.top_p);
+    found = gather_candidates(logits, weights, count, logits[last], tokens);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < found; ++i) {
+      if (logits[tokens[i]] > logits[last] || tokens[i] <= last) tokens[kept++] = tokens[i];
+    }
+    found = kept;
+  }
+  return draw_from(weights, tokens, found, uniform * mass_of(weights, tokens, found));
+}
+
+inline int32_t sample(float* logits, int64_t count, const SampleRow& row, float* scratch) {
+  if (row.softcap > 0) cap_logits(logits, count, row.softcap);
+  add_biases(logits, count, row);
+  Largest largest = find_largest(logits, count);
+  bool decided = largest.logit == INFINITY || largest.logit == -INFINITY;
+  if (row.temperature <= 0 || decided) return largest.token;
+  WeightRule rule{largest.logit, row.temperature, row.min_p < 1 ? row.min_p : 1.0f};
+  double number = uniform(row.seed, row.position);
+  if (row.top_k > 0 || row.top_p < 1.0f) return draw_filtered(logits, count, row, rule, number, scratch);
+  float* chunk_sums = scratch + count;
+  double total = weigh(logits, count, rule, scratch, chunk_sums);
+  return draw_from_all(scratch, chunk_sums, count, number * total);
+}
+
+}  // namespace
+}  // namespace octavo
