@@ -1,0 +1,61 @@
+"""An engine over the fake backend, put together as `build_engine` puts together a real one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.engine import Engine
+from octavo.engine.input import InputProcessor
+from octavo.kvcache.block_pool import BlockPool
+from octavo.metrics.stats import RequestStats, StepStats
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.engine.fakes import VOCAB_SIZE, FakeExecutor, FakeTokenizer
+
+
+@dataclass
+class Recorder:
+    """A listener that keeps everything."""
+
+    steps: list[StepStats] = field(default_factory=list)
+    requests: list[RequestStats] = field(default_factory=list)
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+
+    def on_step(self, stats: StepStats) -> None:
+        self.steps.append(stats)
+
+    def on_request(self, stats: RequestStats) -> None:
+        self.requests.append(stats)
+
+    def on_token_gap(self, seconds: float, count: int) -> None:
+        self.gaps.append((seconds, count))
+
+
+class FakeEngine:
+    """`engine` is the real thing around `executor`; `stats` hears what it reports."""
+
+    def __init__(
+        self,
+        num_blocks: int = 200,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 2048,
+        poison: int | None = None,
+    ) -> None:
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        tokenizer = cast(Tokenizer, FakeTokenizer(poison))
+        self.executor = FakeExecutor(num_blocks, **limits)
+        self.stats = Recorder()
+        self.pool = BlockPool(num_blocks)
+        self.core = EngineCore(self.executor, tokenizer, self.pool, listeners=[self.stats], **limits)
+        config = EngineConfig(
+            model="fake", model_path="", architecture="fake", size_label="", isa="none", threads=1,
+            activation_dtype="bf16", weight_bytes=0, max_model_len=max_model_len, num_blocks=num_blocks,
+            kv_cache_bytes=0, vocab_size=VOCAB_SIZE, seed=0, **limits,
+        )  # fmt: skip
+        self.input = InputProcessor(
+            tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, kv_cache_tokens=config.kv_cache_tokens
+        )
+        self.engine = Engine(config, tokenizer, self.input, self.core)

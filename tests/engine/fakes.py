@@ -1,0 +1,156 @@
+"""A backend and a tokenizer that cost nothing and are strict about what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.config import BLOCK_TOKENS
+from octavo.sampling_params import SamplingParams
+from octavo.step import RowStart, RowStep, SampledToken, StepOutput, StepPlan
+
+VOCAB_SIZE = 97
+EOS = 1
+_MODULUS = 2**61 - 1
+
+
+def extend(state: int, token_id: int) -> int:
+    """What a slot holds: a number that depends on this token and all before it, as keys and values do."""
+    return (state * 1_000_003 + token_id + 7) % _MODULUS
+
+
+def next_token(state: int, num_tokens: int, sampling: SamplingParams, forbidden: Sequence[int]) -> int:
+    """The token after a history: a pure function of it, of the seed if not greedy, and of what is forbidden."""
+    choice = extend(state, 0 if sampling.greedy else (sampling.seed or 0) % _MODULUS + num_tokens) % VOCAB_SIZE
+    while choice in forbidden:
+        choice = (choice + 1) % VOCAB_SIZE
+    return choice
+
+
+def continuation(prompt: Sequence[int], sampling: SamplingParams, count: int, ending: Sequence[int] = ()) -> list[int]:
+    """What the fake model says after a prompt, made without engine, blocks or rows."""
+    tokens, state = list(prompt), 0
+    for token_id in prompt:
+        state = extend(state, token_id)
+    for index in range(count):
+        tokens.append(next_token(state, len(tokens), sampling, ending if index < sampling.min_tokens else ()))
+        state = extend(state, tokens[-1])
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class _Row:
+    start: RowStart
+    token_ids: list[int]
+    block_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+
+
+class FakeExecutor:
+    """Keeps a KV cache of one number a slot, and checks that every slot a row reads holds that row's own history.
+
+    A block handed to two rows, a slot read before it was written, a position computed twice or skipped, a row started
+    while its blocks are in use: all fail here, in the step that does it. `failures` are raised by the next steps.
+    """
+
+    def __init__(self, num_blocks: int, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.num_blocks = num_blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.slots: dict[tuple[int, int], int] = {}
+        self.rows: dict[int, _Row] = {}
+        self.plans: list[StepPlan] = []
+        self.failures: list[Exception] = []
+        self.closed = False
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        assert not self.closed
+        self.plans.append(plan)
+        for start in plan.starts:
+            assert 0 <= start.row < self.max_num_seqs
+            self.rows[start.row] = _Row(start, list(start.token_ids))
+        if self.failures:
+            raise self.failures.pop(0)
+        self._check_batch(plan)
+        sampled = [self._compute(step) for step in plan.steps]
+        return StepOutput(tuple(token for token in sampled if token is not None))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check_batch(self, plan: StepPlan) -> None:
+        assert 0 < plan.num_tokens <= self.max_num_batched_tokens
+        rows = [step.row for step in plan.steps]
+        assert len(rows) == len(set(rows))
+        assert {start.row for start in plan.starts} <= set(rows), "a row starts without a step"
+        for step in plan.steps:
+            self.rows[step.row].block_ids += step.new_block_ids
+        held = [block_id for row in rows for block_id in self.rows[row].block_ids]
+        assert len(held) == len(set(held)), "a block is in the tables of two rows of one batch"
+        assert all(0 <= block_id < self.num_blocks for block_id in held)
+
+    def _compute(self, step: RowStep) -> SampledToken | None:
+        row = self.rows[step.row]
+        assert step.num_tokens > 0 and step.num_computed_tokens == row.num_computed
+        end = row.num_computed + step.num_tokens
+        assert end <= len(row.token_ids) and step.samples == (end == len(row.token_ids))
+        assert len(row.block_ids) == -(-end // BLOCK_TOKENS), "a row has more or fewer blocks than its tokens need"
+        state = self._read(row)
+        for position in range(row.num_computed, end):
+            state = self.slots[self._slot(row, position)] = extend(state, row.token_ids[position])
+        row.num_computed = end
+        if not step.samples:
+            return None
+        forbidden = row.start.forbidden_token_ids if end < row.start.min_total_tokens else ()
+        row.token_ids.append(next_token(state, end, row.start.sampling, forbidden))
+        return SampledToken(step.row, row.token_ids[-1])
+
+    def _read(self, row: _Row) -> int:
+        state = 0
+        for position in range(row.num_computed):
+            state = extend(state, row.token_ids[position])
+            assert self.slots.get(self._slot(row, position)) == state, "a slot holds another request's token"
+        return state
+
+    @staticmethod
+    def _slot(row: _Row, position: int) -> tuple[int, int]:
+        return row.block_ids[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+
+
+class FakeDetokenizer:
+    def __init__(self, poison: int | None) -> None:
+        self._poison = poison
+
+    def append(self, token_id: int) -> str:
+        if token_id == self._poison:
+            raise ValueError("poison")
+        return text_of([token_id])
+
+    def flush(self) -> str:
+        return ""
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(chr(ord("0") + token_id) for token_id in token_ids)
+
+
+class FakeTokenizer:
+    """One character a token. `poison`, if given, is a token whose detokenisation raises."""
+
+    vocab_size = VOCAB_SIZE
+    bos_token_id: int | None = None
+    eos_token_ids = frozenset({EOS})
+    has_chat_template = True
+
+    def __init__(self, poison: int | None = None) -> None:
+        self._poison = poison
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) - ord("0") for character in text]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        return self.encode("".join(message["content"] for message in messages) + ">")
+
+    def detokenizer(self, skip_special_tokens: bool) -> FakeDetokenizer:
+        return FakeDetokenizer(self._poison)

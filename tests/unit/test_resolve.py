@@ -1,0 +1,102 @@
+"""Wishes, model and machine to decisions; every refusal must name values that do fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config import BLOCK_TOKENS, EngineArgs
+from octavo.engine.machine import Machine
+from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
+from octavo.errors import ConfigError
+
+MIB = 2**20
+FACTS = ModelFacts("m.gguf", "llama", "135M", 49152, 2048, 90 * MIB, 1 * MIB, "avx2")
+COMPUTE = Compute(2, "int8")
+
+
+def machine(mib: int) -> Machine:
+    return Machine(num_cores=6, memory_available_bytes=mib * MIB)
+
+
+def test_by_default_the_cache_takes_its_share_of_the_memory() -> None:
+    config = resolve(EngineArgs(), FACTS, COMPUTE, machine(1000))
+    assert config.num_blocks == 900 and config.kv_cache_bytes == 900 * MIB and config.kv_cache_tokens == 14400
+    assert config.max_model_len == 2048
+
+
+def test_never_more_than_all_requests_could_use() -> None:
+    assert resolve(EngineArgs(max_num_seqs=3), FACTS, COMPUTE, machine(10**6)).num_blocks == 3 * 128
+    assert resolve(EngineArgs(max_num_seqs=3, max_model_len=17), FACTS, COMPUTE, machine(10**6)).num_blocks == 6
+
+
+def test_an_exact_size_is_rounded_down_to_blocks_and_not_capped() -> None:
+    args = EngineArgs(kv_cache_memory_bytes=500 * MIB - 1, max_num_seqs=1)
+    assert resolve(args, FACTS, COMPUTE, machine(1)).num_blocks == 499
+
+
+def test_max_model_len_beyond_the_model_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"4096.*2048"):
+        resolve(EngineArgs(max_model_len=4096), FACTS, COMPUTE, machine(1000))
+
+
+@given(
+    mib=st.integers(0, 300),
+    exact=st.none() | st.integers(0, 300 * MIB),
+    max_model_len=st.integers(2, 2048),
+    utilization=st.floats(0.01, 1.0),
+)
+def test_each_value_a_refusal_names_does_fit(
+    mib: int, exact: int | None, max_model_len: int, utilization: float
+) -> None:
+    args = EngineArgs(max_model_len=max_model_len, kv_cache_memory_bytes=exact, memory_utilization=utilization)
+    try:
+        config = resolve(args, FACTS, COMPUTE, machine(mib))
+    except ConfigError as error:
+        message = str(error)
+    else:
+        assert config.kv_cache_tokens >= max_model_len
+        return
+    assert f"max_model_len {max_model_len}" in message
+    kv_bytes = re.search(r"--kv-cache-memory (\d+)", message)
+    assert kv_bytes is not None
+    remedies = [replace(args, kv_cache_memory_bytes=int(kv_bytes[1]))]
+    if length := re.search(r"--max-model-len (\d+) or less", message):
+        remedies.append(replace(args, max_model_len=int(length[1])))
+    if share := re.search(r"--memory-utilization ([\d.]+)(?: without|$)", message):
+        remedies.append(replace(args, memory_utilization=float(share[1]), kv_cache_memory_bytes=None))
+    else:
+        assert "--memory-utilization cannot help" in message
+        assert mib * MIB // FACTS.kv_block_bytes < -(-max_model_len // BLOCK_TOKENS)
+    for remedy in remedies:
+        assert resolve(remedy, FACTS, COMPUTE, machine(mib)).kv_cache_tokens >= (remedy.max_model_len or 0)
+
+
+def test_threads_and_dtype() -> None:
+    assert resolve_compute(EngineArgs(), quantized=True, machine=machine(1)) == Compute(6, "int8")
+    assert resolve_compute(EngineArgs(threads=3), quantized=False, machine=machine(1)) == Compute(3, "bf16")
+    explicit = EngineArgs(activation_dtype="bf16")
+    assert resolve_compute(explicit, quantized=True, machine=machine(1)).activation_dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (EngineArgs(max_num_seqs=0), "--max-num-seqs is 0.*at least 1"),
+        (EngineArgs(max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
+        (EngineArgs(threads=0), "--threads is 0"),
+        (EngineArgs(max_model_len=1), "--max-model-len is 1.*at least 2"),
+        (EngineArgs(memory_utilization=0.0), "--memory-utilization is 0.0"),
+        (EngineArgs(memory_utilization=1.5), "--memory-utilization is 1.5"),
+        (EngineArgs(memory_utilization=float("nan")), "--memory-utilization is nan"),
+        (EngineArgs(activation_dtype="fp8"), "--activation-dtype is 'fp8'"),  # type: ignore[arg-type]
+    ],
+)
+def test_impossible_values_are_refused_by_flag(args: EngineArgs, words: str) -> None:
+    check_args(EngineArgs())
+    with pytest.raises(ConfigError, match=words):
+        check_args(args)

@@ -1,0 +1,260 @@
+"""The scheduler, driven with a backend that checks every slot it is told to read (tests/engine/fakes.py)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from octavo.config import BLOCK_TOKENS
+from octavo.errors import ContextLengthError, EngineError, InvalidValueError
+from octavo.kvcache.block_pool import BlockPool
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.scheduler import Scheduler
+from octavo.step import SampledToken, StepOutput
+from tests.engine.fakes import EOS, VOCAB_SIZE, FakeExecutor, continuation
+
+
+def make_request(request_id: str, prompt: list[int], max_tokens: int, min_tokens: int = 0, seed: int = 0) -> Request:
+    sampling = SamplingParams(
+        temperature=float(seed % 2), seed=seed, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens)
+    )
+    return Request(request_id, tuple(prompt), sampling, frozenset({EOS}), arrival_time=0.0)
+
+
+class Harness:
+    """Scheduler and fake backend, with an engine reduced to: a request ends at EOS or at `max_tokens`."""
+
+    def __init__(self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self.scheduler = Scheduler(self.pool, **limits)
+        self.executor = FakeExecutor(num_blocks, **limits)
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: set[str] = set()
+
+    @property
+    def capacity(self) -> int:
+        return self.pool.num_blocks * BLOCK_TOKENS
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = []
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        running_before = self.scheduler.num_running
+        for token in self.scheduler.update(self.executor.execute(plan)):
+            self.outputs[token.request_id].append(token.token_id)
+            if self.has_ended(token.request_id):
+                self.end(token.request_id)
+        assert len(plan.steps) == running_before, "a running request was left out of the step"
+
+    def has_ended(self, request_id: str) -> bool:
+        output, sampling = self.outputs[request_id], self.requests[request_id].sampling
+        assert sampling.max_tokens is not None
+        return len(output) == sampling.max_tokens or (len(output) > sampling.min_tokens and output[-1] == EOS)
+
+    def end(self, request_id: str) -> None:
+        assert request_id not in self.ended
+        self.ended.add(request_id)
+        assert self.scheduler.remove(request_id)
+        assert not self.scheduler.remove(request_id)
+
+    def run_to_the_end(self) -> None:
+        # The oldest request computes at least one token a step, whatever happens to the others.
+        limit = sum(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in self.requests.values()) + 1
+        while self.scheduler.has_requests:
+            assert limit > 0, "requests starve"
+            limit -= 1
+            self.step()
+            self.scheduler.check_integrity()
+
+    def check_outputs(self) -> None:
+        """Every request got the tokens it would have got alone, as far as it came."""
+        for request_id, request in self.requests.items():
+            output = self.outputs[request_id]
+            expected = continuation(request.prompt_token_ids, request.sampling, len(output), [EOS])
+            assert output == expected
+
+
+class Schedules(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(2, 12), max_num_seqs=st.integers(1, 6), max_num_batched_tokens=st.integers(1, 40)
+    )
+    def start(self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.harness = Harness(num_blocks, max_num_seqs, max_num_batched_tokens)
+        self.arrivals = 0
+
+    @rule(
+        prompt=st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=200),
+        max_tokens=st.integers(1, 60),
+        min_tokens=st.integers(0, 10),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, min_tokens: int, seed: int) -> None:
+        request = make_request(str(self.arrivals), prompt, max_tokens, min_tokens, seed)
+        self.arrivals += 1
+        if len(prompt) + max_tokens > self.harness.capacity:
+            with pytest.raises(ContextLengthError):
+                self.harness.add(request)
+        else:
+            self.harness.add(request)
+
+    @precondition(lambda self: self.harness.scheduler.has_requests)
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.harness.scheduler.has_requests:
+                self.harness.step()
+                self.harness.scheduler.check_integrity()
+
+    @precondition(lambda self: self.harness.scheduler.has_requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        present = [request_id for request_id in self.harness.requests if request_id in self.harness.scheduler]
+        self.harness.end(data.draw(st.sampled_from(present)))
+
+    @precondition(lambda self: self.harness.scheduler.has_requests)
+    @rule(data=st.data())
+    def abort_while_a_step_is_under_way(self, data: st.DataObject) -> None:
+        harness = self.harness
+        output = harness.executor.execute(harness.scheduler.schedule())
+        present = [request_id for request_id in harness.requests if request_id in harness.scheduler]
+        aborted = data.draw(st.sampled_from(present))
+        harness.end(aborted)
+        for token in harness.scheduler.update(output):
+            assert token.request_id != aborted
+            harness.outputs[token.request_id].append(token.token_id)
+            if harness.has_ended(token.request_id):
+                harness.end(token.request_id)
+
+    @invariant()
+    def rows_and_blocks_are_held_once(self) -> None:
+        self.harness.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        self.harness.run_to_the_end()
+        self.harness.check_outputs()
+        assert self.harness.ended == set(self.harness.requests)
+        assert self.harness.pool.num_used == 0
+
+
+Schedules.TestCase.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
+TestSchedules = Schedules.TestCase
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    max_tokens=st.integers(1, 40),
+    max_num_batched_tokens=st.integers(1, 64),
+)
+def test_a_tiny_cache_preempts_and_still_everyone_ends(
+    prompts: list[int], max_tokens: int, max_num_batched_tokens: int
+) -> None:
+    harness = Harness(9, 8, max_num_batched_tokens)
+    for index, length in enumerate(prompts):
+        harness.add(make_request(str(index), [2 + (index * 7 + i) % 90 for i in range(length)], max_tokens, seed=index))
+    harness.run_to_the_end()
+    harness.check_outputs()
+    assert harness.pool.num_used == 0
+
+
+def run_until_preempted(harness: Harness) -> str:
+    """Steps until a request is preempted; returns its id."""
+    for _ in range(1000):
+        running = set(harness.scheduler._running)
+        harness.step()
+        if harness.scheduler.step_counts.num_preempted:
+            return next(iter(running - set(harness.scheduler._running) - harness.ended))
+    raise AssertionError("nothing was preempted")
+
+
+def test_the_latest_arrival_is_preempted_and_is_the_next_to_enter() -> None:
+    harness = Harness(6, 4, 64)
+    for index in range(3):
+        harness.add(make_request(str(index), [5 + index] * 17, 60, min_tokens=60))
+    harness.add(make_request("0 late", [9], 5, min_tokens=5))
+    victim = run_until_preempted(harness)
+    assert victim == max(request_id for request_id, output in harness.outputs.items() if output)
+    assert next(iter(harness.scheduler._waiting)) == victim
+    known = list(harness.requests[victim].prompt_token_ids) + harness.outputs[victim]
+    while victim not in harness.scheduler._running:
+        harness.step()
+    assert list(harness.executor.plans[-1].starts[0].token_ids) == known
+    harness.run_to_the_end()
+    harness.check_outputs()
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_computed_in_chunks() -> None:
+    harness = Harness(100, 4, 16)
+    harness.add(make_request("short", [3], 60, min_tokens=60))
+    harness.step()
+    harness.add(make_request("long", [4] * 300, 5))
+    for _ in range(10):
+        harness.step()
+        plan = harness.executor.plans[-1]
+        assert [step.num_tokens for step in plan.steps] == [1, 15]
+    assert len(harness.outputs["short"]) == 11
+
+
+def test_a_waiting_request_enters_in_the_step_after_one_ends() -> None:
+    harness = Harness(100, 1, 64)
+    harness.add(make_request("first", [3] * 5, 1))
+    harness.add(make_request("second", [4] * 5, 1))
+    harness.step()
+    assert harness.ended == {"first"} and harness.pool.num_used == 0
+    harness.step()
+    assert harness.ended == {"first", "second"}
+    assert [plan.starts[0].row for plan in harness.executor.plans] == [0, 0]
+
+
+def test_the_same_arrivals_give_the_same_plans() -> None:
+    def plans() -> list[object]:
+        harness = Harness(10, 4, 24)
+        for index in range(9):
+            harness.add(make_request(str(index), [2 + index] * (1 + 11 * index % 70), 30, seed=index))
+        harness.run_to_the_end()
+        return list(harness.executor.plans)
+
+    assert plans() == plans()
+
+
+def test_min_tokens_travels_with_the_row_also_after_a_preemption() -> None:
+    harness = Harness(4, 4, 64)
+    for index in range(3):
+        harness.add(make_request(str(index), [5 + index] * 10, 50, min_tokens=40))
+    victim = run_until_preempted(harness)
+    while victim not in harness.scheduler._running:
+        harness.step()
+    start = harness.executor.plans[-1].starts[0]
+    assert len(start.token_ids) > 10 and start.min_total_tokens == 50 and start.forbidden_token_ids == (EOS,)
+
+
+def test_refusals_at_the_door() -> None:
+    harness = Harness(4, 4, 64)
+    with pytest.raises(ContextLengthError, match=r"65 tokens.*64"):
+        harness.add(make_request("long", [3] * 60, 5))
+    harness.add(make_request("twice", [3] * 60, 4))
+    with pytest.raises(InvalidValueError, match="'twice' is in use"):
+        harness.add(make_request("twice", [3], 1))
+
+
+def test_an_output_that_does_not_answer_the_plan_is_an_error() -> None:
+    harness = Harness(4, 4, 64)
+    harness.add(make_request("a", [3] * 5, 4))
+    harness.scheduler.schedule()
+    with pytest.raises(EngineError, match="row 0"):
+        harness.scheduler.update(StepOutput((SampledToken(2, 5),)))
+
+
+def test_an_idle_scheduler_makes_an_empty_plan() -> None:
+    plan = Harness(4, 4, 64).scheduler.schedule()
+    assert plan.steps == () and plan.starts == ()
