@@ -173,8 +173,9 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map = _map_file(path)
-        reader = _Reader(path, self._map)
+        mapped = _map_file(path)
+        self._map: mmap.mmap | None = mapped
+        reader = _Reader(path, mapped)
         try:
             self.version, num_tensors, num_values = _read_header(reader)
             self.metadata: Mapping[str, MetadataValue] = _read_metadata(reader, num_values)
@@ -191,8 +192,10 @@ class GGUFFile:
         self._unmap()
 
     def _unmap(self) -> None:
-        with contextlib.suppress(BufferError):  # a view of the data is still held: it keeps the file mapped
-            self._map.close()
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # a view of the data is still held, and with it the map
+                self._map.close()
+        self._map = None
 
     def __enter__(self) -> Self:
         return self
