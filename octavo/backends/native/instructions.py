@@ -6,8 +6,10 @@ Buffers are given by number, matrices and vectors by the name of their weight; `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import ClassVar, Self
 
 from octavo.graph.ops import GatedActivation, KvLayer, Rotary
 
@@ -33,20 +35,70 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
+class Access:
+    """A part of what operations share: columns first .. last of a buffer, or one layer of the KV cache."""
+
+    resource: tuple[str, int]
+    first: int
+    last: int
+
+    def overlaps(self, other: Access) -> bool:
+        return self.resource == other.resource and self.first < other.last and other.first < self.last
+
+
+ALL_COLUMNS = 1 << 31
+
+
+class Operation:
+    """What every operation can tell of itself: the fields that are buffers it reads and buffers it writes."""
+
+    __slots__ = ()
+    READS: ClassVar[tuple[str, ...]] = ()
+    WRITES: ClassVar[tuple[str, ...]] = ()
+
+    def buffers(self) -> set[int]:
+        fields = {getattr(self, name) for name in (*self.READS, *self.WRITES)}
+        return {buffer for buffer in fields if buffer is not None}
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Self:
+        """The same operation on buffers `numbers[n]` instead of n."""
+        fields = {name: getattr(self, name) for name in (*self.READS, *self.WRITES)}
+        return replace(self, **{name: numbers[n] for name, n in fields.items() if n is not None})  # type: ignore[type-var]
+
+    def reads(self) -> tuple[Access, ...]:
+        return tuple(_whole(getattr(self, name)) for name in self.READS if getattr(self, name) is not None)
+
+    def writes(self) -> tuple[Access, ...]:
+        return tuple(_whole(getattr(self, name)) for name in self.WRITES if getattr(self, name) is not None)
+
+
+def _whole(buffer: int) -> Access:
+    return Access(("buffer", buffer), 0, ALL_COLUMNS)
+
+
+def _kv_layer(kv: KvLayer) -> Access:
+    return Access(("kv", kv.index), 0, ALL_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Operation):
+    WRITES: ClassVar = ("dst",)
     dst: int
     weight: str
     scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class RotaryTable:
+class RotaryTable(Operation):
+    WRITES: ClassVar = ("dst",)
     dst: int
     rotary: Rotary
 
 
 @dataclass(frozen=True, slots=True)
-class RmsNorm:
+class RmsNorm(Operation):
+    READS: ClassVar = ("src",)
+    WRITES: ClassVar = ("dst", "dst2")
     src: int
     dst: int
     weight: str
@@ -56,15 +108,19 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantize:
+class Quantize(Operation):
+    READS: ClassVar = ("src",)
+    WRITES: ClassVar = ("dst",)
     src: int
     dst: int
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Operation):
     """Writes columns dst_column .. dst_column + num_columns of dst."""
 
+    READS: ClassVar = ("src",)
+    WRITES: ClassVar = ("dst",)
     src: int
     dst: int
     weight: str
@@ -73,9 +129,14 @@ class Linear:
     dst_column: int = 0
     accumulate: bool = False
 
+    def writes(self) -> tuple[Access, ...]:
+        return (Access(("buffer", self.dst), self.dst_column, self.dst_column + self.num_columns),)
+
 
 @dataclass(frozen=True, slots=True)
-class GatedLinear:
+class GatedLinear(Operation):
+    READS: ClassVar = ("src", "src_up")
+    WRITES: ClassVar = ("dst",)
     src: int
     dst: int
     gate: str
@@ -85,7 +146,9 @@ class GatedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeKv:
+class RopeKv(Operation):
+    READS: ClassVar = ("qkv", "rotary")
+    WRITES: ClassVar = ("qkv",)
     qkv: int
     rotary: int | None
     num_heads: int
@@ -94,9 +157,14 @@ class RopeKv:
     q_norm: str | None = None
     k_norm: str | None = None
 
+    def writes(self) -> tuple[Access, ...]:
+        return (_whole(self.qkv), _kv_layer(self.kv))
+
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Operation):
+    READS: ClassVar = ("qkv",)
+    WRITES: ClassVar = ("dst",)
     qkv: int
     dst: int
     num_heads: int
@@ -104,21 +172,24 @@ class Attention:
     scale: float
     softcap: float | None = None
 
+    def reads(self) -> tuple[Access, ...]:
+        return (_whole(self.qkv), _kv_layer(self.kv))
+
 
 @dataclass(frozen=True, slots=True)
-class SelectRows:
+class SelectRows(Operation):
+    READS: ClassVar = ("src",)
+    WRITES: ClassVar = ("dst",)
     src: int
     dst: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Operation):
+    READS: ClassVar = ("src",)
     src: int
     weight: str
     softcap: float | None = None
-
-
-Operation = Embed | RotaryTable | RmsNorm | Quantize | Linear | GatedLinear | RopeKv | Attention | SelectRows | Sample
 
 
 @dataclass(frozen=True, slots=True)
