@@ -1,0 +1,226 @@
+"""The native executor: a checkpoint packed and lowered once, then one foreign call a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from octavo.backends.native.assemble import assemble
+from octavo.backends.native.instructions import ProgramText
+from octavo.backends.native.library import (
+    Context,
+    FloatArray,
+    KvCache,
+    PackedWeight,
+    Program,
+    dequantize,
+    kv_block_bytes,
+)
+from octavo.backends.native.lower import lower
+from octavo.backends.native.rows import Rows
+from octavo.backends.native.step_arrays import StepArrays
+from octavo.config import BLOCK_TOKENS
+from octavo.errors import EngineError, InvalidValueError, UnsupportedModelError
+from octavo.graph.ops import KvLayer
+from octavo.graph.trace import trace
+from octavo.quant.gguf import layout_of
+from octavo.step import SampledToken, StepOutput, StepPlan
+from octavo.weights.checkpoint import Checkpoint, StoredTensor
+
+Progress = Callable[[int, int], None]  # bytes of the file packed so far, and of all
+
+SCORE_CHUNK_TOKENS = 64
+
+
+class NativeExecutor:
+    """Runs step plans of one model on this machine's processors.
+
+    Making it packs every weight (the checkpoint may be closed afterwards); `allocate`, called once, makes the KV cache
+    and the arena; from then on `execute` runs one plan a call. Not safe to call from two threads at once.
+
+    Raises `ConfigError` (instruction set, threads) or `UnsupportedModelError` (tensor type, operation).
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        isa: str | None,
+        threads: int,
+        activation_dtype: Literal["bf16", "int8"],
+        progress: Progress | None = None,
+    ) -> None:
+        model = checkpoint.model
+        self.vocab_size = model.vocab_size
+        self._kv_geometry = _KvGeometry(model.kv_layers)
+        matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+        layouts = {name: layout_of(tensor.encoding, activation_dtype) for name, tensor in matrices.items()}
+        self._text = lower(trace(model), layouts)
+        self._context = Context(isa, threads)
+        report = _ProgressReport(checkpoint.tensors, progress)
+        self._vectors: dict[str, FloatArray] = {}
+        self._weights: dict[str, PackedWeight] = {}
+        for name, tensor in checkpoint.tensors.items():
+            if name in matrices:
+                rows, columns = tensor.shape
+                self._weights[name] = PackedWeight(
+                    self._context, layouts[name], tensor.encoding, (rows, columns), tensor.data, tensor.row_order
+                )
+            else:
+                self._vectors[name] = _vector(tensor)
+            report.packed(tensor)
+        self._rows: Rows | None = None
+        self._arrays: StepArrays | None = None
+        self._program: Program | None = None
+
+    @property
+    def isa(self) -> str:
+        """The instruction set that was chosen."""
+        return self._context.isa
+
+    @property
+    def threads(self) -> int:
+        return self._context.threads
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights."""
+        vectors = sum(vector.nbytes for vector in self._vectors.values())
+        return vectors + sum(weight.bytes for weight in self._weights.values())
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Memory of one block of 16 tokens, over all layers."""
+        return self._kv_geometry.block_bytes
+
+    def allocate(self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
+        """Makes the KV cache, the rows and the arena. Call it once."""
+        if self._program is not None:
+            raise EngineError("the executor has already been allocated")
+        self._rows = Rows(max_num_seqs, max_model_len)
+        self._arrays = StepArrays(
+            max_tokens=max_num_batched_tokens,
+            max_requests=max_num_seqs,
+            max_blocks=self._rows.max_blocks,
+            max_logit_rows=max_num_seqs,
+        )
+        kv = self._kv_geometry.cache(num_blocks)
+        self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_seqs)
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """Runs the plan and gives the token sampled for each of its steps with `samples`, in order.
+
+        Raises `StepError` when the plan does not fit the rows; the rows of other requests are unharmed.
+        """
+        if self._program is None or self._rows is None or self._arrays is None:
+            raise EngineError("the executor has not been allocated")
+        for start in plan.starts:
+            self._rows.start(start)
+        if not plan.steps:
+            return StepOutput()
+        rows = self._rows.gather(plan.steps, self._arrays)
+        self._program.run(self._arrays.struct)
+        sampled = self._arrays.sampled_token_ids[: len(rows)]
+        self._rows.append(rows, sampled)
+        return StepOutput(tuple(map(SampledToken, rows.tolist(), sampled.tolist())))
+
+    def score(self, token_ids: Sequence[int]) -> FloatArray:
+        """Logits after every position of one prompt, [len, vocabulary]; nothing of it stays. For tests of accuracy."""
+        num_tokens = len(token_ids)
+        if num_tokens == 0:
+            raise InvalidValueError("there are no tokens to score")
+        num_blocks = -(-num_tokens // BLOCK_TOKENS)
+        kv = self._kv_geometry.cache(num_blocks)
+        program = self._assemble(self._text, kv, SCORE_CHUNK_TOKENS, SCORE_CHUNK_TOKENS)
+        arrays = StepArrays(
+            max_tokens=SCORE_CHUNK_TOKENS,
+            max_requests=1,
+            max_blocks=num_blocks,
+            max_logit_rows=SCORE_CHUNK_TOKENS,
+        )
+        arrays.block_tables[:] = np.arange(num_blocks)
+        logits: FloatArray = np.empty((num_tokens, self.vocab_size), np.float32)
+        for first in range(0, num_tokens, SCORE_CHUNK_TOKENS):
+            chunk = np.asarray(token_ids[first : first + SCORE_CHUNK_TOKENS], np.int32)
+            _score_chunk(program, arrays, chunk, first, num_blocks, logits)
+        program.close()
+        kv.close()
+        return logits
+
+    def close(self) -> None:
+        """Frees everything now rather than when collected."""
+        if self._program is not None:
+            self._program.close()
+        for weight in self._weights.values():
+            weight.close()
+        self._context.close()
+
+    def _assemble(self, text: ProgramText, kv: KvCache, max_tokens: int, max_logit_rows: int) -> Program:
+        return assemble(
+            text,
+            self._context,
+            kv,
+            weights=self._weights,
+            vectors=self._vectors,
+            max_tokens=max_tokens,
+            max_logit_rows=max_logit_rows,
+        )
+
+
+class _KvGeometry:
+    """What all layers of the KV cache have in common. Raises `UnsupportedModelError` when they differ."""
+
+    def __init__(self, layers: Sequence[KvLayer]) -> None:
+        shapes = {(layer.num_kv_heads, layer.head_size) for layer in layers}
+        if len(shapes) != 1:
+            raise UnsupportedModelError(f"the KV layers of a model must all have one shape, not {sorted(shapes)}")
+        ((self.num_kv_heads, self.head_size),) = shapes
+        self.num_layers = 1 + max(layer.index for layer in layers)
+
+    @property
+    def block_bytes(self) -> int:
+        return kv_block_bytes(self.num_layers, self.num_kv_heads, self.head_size)
+
+    def cache(self, num_blocks: int) -> KvCache:
+        return KvCache(self.num_layers, num_blocks, self.num_kv_heads, self.head_size)
+
+
+class _ProgressReport:
+    """Counts the bytes of the file that have been packed."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], progress: Progress | None) -> None:
+        self._progress = progress
+        self._total = sum(tensor.data.nbytes for tensor in tensors.values())
+        self._done = 0
+
+    def packed(self, tensor: StoredTensor) -> None:
+        self._done += tensor.data.nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _vector(tensor: StoredTensor) -> FloatArray:
+    """A norm's weights or a bias as fp32, in the order the model wants."""
+    values = dequantize(tensor.encoding, tensor.data, tensor.shape[0])
+    return values if tensor.row_order is None else np.ascontiguousarray(values[tensor.row_order])
+
+
+def _score_chunk(
+    program: Program,
+    arrays: StepArrays,
+    token_ids: np.typing.NDArray[np.int32],
+    first: int,
+    num_blocks: int,
+    logits: FloatArray,
+) -> None:
+    """Computes tokens first .. first + len(token_ids) and writes their logits to the same rows of `logits`."""
+    count = len(token_ids)
+    arrays.token_ids[:count] = token_ids
+    arrays.positions[:count] = np.arange(first, first + count)
+    arrays.query_starts[:] = (0, count)
+    arrays.logit_rows[:count] = np.arange(count)
+    arrays.set_counts(num_tokens=count, num_requests=1, num_logit_rows=count, max_blocks=num_blocks)
+    arrays.struct.logits = logits[first:].ctypes.data
+    program.run(arrays.struct)

@@ -1,0 +1,158 @@
+"""The rows of running requests: what the backend remembers of each from one step to the next.
+
+A row is a fixed place in a few numpy arrays. A step picks the rows it runs and gathers from them, without a Python
+loop over tokens and with next to none over requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.backends.native.step_arrays import Int32Array, StepArrays
+from octavo.config import BLOCK_TOKENS
+from octavo.errors import StepError
+from octavo.step import RowStart, RowStep
+
+IndexArray = npt.NDArray[np.int64]
+SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Forbidden:
+    """Tokens a row must not sample while it holds fewer than `min_total_tokens` tokens."""
+
+    token_ids: tuple[int, ...]
+    min_total_tokens: int
+
+
+class Rows:
+    """Tokens, block tables and sampling parameters of up to `max_num_seqs` requests of up to `max_model_len` tokens."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_blocks = -(-max_model_len // BLOCK_TOKENS)
+        self._token_ids: Int32Array = np.zeros(
+            (max_num_seqs, max_model_len + 1), np.int32
+        )  # the last is never computed
+        self._num_tokens: IndexArray = np.zeros(max_num_seqs, np.int64)
+        self._block_tables: Int32Array = np.zeros((max_num_seqs, self.max_blocks), np.int32)
+        self._num_blocks = [0] * max_num_seqs
+        self._temperatures = np.zeros(max_num_seqs, np.float32)
+        self._top_ks = np.zeros(max_num_seqs, np.int32)
+        self._top_ps = np.ones(max_num_seqs, np.float32)
+        self._min_ps = np.zeros(max_num_seqs, np.float32)
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._forbidden: dict[int, _Forbidden] = {}
+
+    def start(self, start: RowStart) -> None:
+        """A request takes the row: its tokens and parameters replace whatever was there, its block table is empty."""
+        row, num_tokens = start.row, len(start.token_ids)
+        if not 0 <= row < self.max_num_seqs:
+            raise StepError(f"row {row} does not exist; there are {self.max_num_seqs}")
+        if num_tokens > self._token_ids.shape[1]:
+            raise StepError(f"row {row} starts with {num_tokens} tokens; it holds {self._token_ids.shape[1]}")
+        self._token_ids[row, :num_tokens] = start.token_ids
+        self._num_tokens[row] = num_tokens
+        self._num_blocks[row] = 0
+        sampling = start.sampling
+        self._temperatures[row] = sampling.temperature
+        self._top_ks[row] = max(sampling.top_k, 0)
+        self._top_ps[row] = sampling.top_p
+        self._min_ps[row] = sampling.min_p
+        self._seeds[row] = (sampling.seed or 0) & SEED_MASK
+        self._forbidden.pop(row, None)
+        if start.forbidden_token_ids and num_tokens < start.min_total_tokens:
+            self._forbidden[row] = _Forbidden(start.forbidden_token_ids, start.min_total_tokens)
+
+    def gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> IndexArray:
+        """Fills `arrays` with what `steps` compute and gives the rows that sample, in order."""
+        rows = np.array([step.row for step in steps], np.int64)
+        starts = np.array([step.num_computed_tokens for step in steps], np.int64)
+        counts = np.array([step.num_tokens for step in steps], np.int64)
+        samples = np.array([step.samples for step in steps], np.bool_)
+        ends = starts + counts
+        self._check(rows, starts, ends, len(arrays.token_ids))
+        for step in steps:
+            if step.new_block_ids:
+                self._append_blocks(step.row, step.new_block_ids)
+        num_tokens = self._gather_tokens(rows, starts, counts, arrays)
+        max_blocks = self._gather_blocks(rows, ends, arrays)
+        sampling_rows = rows[samples]
+        self._gather_sampling(sampling_rows, ends[samples], arrays)
+        arrays.logit_rows[: len(sampling_rows)] = arrays.query_starts[1 : len(rows) + 1][samples] - 1
+        arrays.set_counts(
+            num_tokens=num_tokens,
+            num_requests=len(rows),
+            num_logit_rows=len(sampling_rows),
+            max_blocks=max_blocks,
+        )
+        return sampling_rows
+
+    def append(self, rows: IndexArray, token_ids: Int32Array) -> None:
+        """Each row now knows one more token."""
+        self._token_ids[rows, self._num_tokens[rows]] = token_ids
+        self._num_tokens[rows] += 1
+
+    def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray, max_tokens: int) -> None:
+        """Only tokens a row holds can be computed, each row once, and no more than a step has room for."""
+        if len(rows) > self.max_num_seqs or (ends - starts).sum() > max_tokens:
+            raise StepError(f"{(ends - starts).sum()} tokens of {len(rows)} rows are more than a step can hold")
+        if rows.min() < 0 or rows.max() >= self.max_num_seqs:
+            raise StepError(f"rows {rows.tolist()} do not all exist; there are {self.max_num_seqs}")
+        known = np.minimum(self._num_tokens[rows], self._token_ids.shape[1] - 1)
+        if (starts < 0).any() or (ends < starts).any() or (ends > known).any():
+            raise StepError(
+                f"rows {rows.tolist()} compute tokens {starts.tolist()} to {ends.tolist()}, "
+                f"but hold {self._num_tokens[rows].tolist()}"
+            )
+
+    def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
+        first = self._num_blocks[row]
+        last = first + len(block_ids)
+        if last > self.max_blocks:
+            raise StepError(f"row {row} is given {last} blocks; it holds {self.max_blocks}")
+        self._block_tables[row, first:last] = block_ids
+        self._num_blocks[row] = last
+
+    def _gather_tokens(self, rows: IndexArray, starts: IndexArray, counts: IndexArray, arrays: StepArrays) -> int:
+        query_starts = arrays.query_starts[: len(rows) + 1]
+        np.cumsum(counts, out=query_starts[1:])
+        num_tokens = int(query_starts[-1])
+        positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], counts)
+        arrays.positions[:num_tokens] = positions
+        arrays.token_ids[:num_tokens] = self._token_ids[np.repeat(rows, counts), positions]
+        return num_tokens
+
+    def _gather_blocks(self, rows: IndexArray, ends: IndexArray, arrays: StepArrays) -> int:
+        """Copies the block tables as far as any row needs them: that many blocks."""
+        max_blocks = -(-int(ends.max()) // BLOCK_TOKENS)
+        tables = arrays.block_tables[: len(rows) * max_blocks].reshape(len(rows), max_blocks)
+        tables[...] = self._block_tables[rows, :max_blocks]
+        return max_blocks
+
+    def _gather_sampling(self, rows: IndexArray, num_tokens: IndexArray, arrays: StepArrays) -> None:
+        count = len(rows)
+        arrays.temperatures[:count] = self._temperatures[rows]
+        arrays.top_ks[:count] = self._top_ks[rows]
+        arrays.top_ps[:count] = self._top_ps[rows]
+        arrays.min_ps[:count] = self._min_ps[rows]
+        arrays.seeds[:count] = self._seeds[rows]
+        arrays.sample_positions[:count] = num_tokens
+        arrays.bias_starts[: count + 1] = 0
+        if self._forbidden:
+            self._gather_biases(rows, num_tokens, arrays)
+
+    def _gather_biases(self, rows: IndexArray, num_tokens: IndexArray, arrays: StepArrays) -> None:
+        token_ids: list[int] = []
+        for index, (row, held) in enumerate(zip(rows.tolist(), num_tokens.tolist(), strict=True)):
+            forbidden = self._forbidden.get(row)
+            if forbidden is not None and held < forbidden.min_total_tokens:
+                token_ids.extend(forbidden.token_ids)
+            elif forbidden is not None:
+                del self._forbidden[row]
+            arrays.bias_starts[index + 1] = len(token_ids)
+        arrays.set_biases(np.array(token_ids, np.int32), np.full(len(token_ids), -np.inf, np.float32))
