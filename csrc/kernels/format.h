@@ -8,7 +8,7 @@
 //   mins    fp16, [columns], where the type has them
 //
 // so that a register tile reads one stream from end to end. Scales of the K types are products of two numbers in the
-// file; they are rounded to fp16 (1 part in 4096 at most, far below what rounding activations to 8 bits costs) for a
+// file; they are rounded to fp16 (1 part in 2048 at most, far below what rounding activations to 8 bits costs) for a
 // fifth less to read.
 #pragma once
 #include "operand.h"

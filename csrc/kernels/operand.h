@@ -15,8 +15,8 @@ constexpr int kGroup = 32;  // columns that share an activation scale; also what
 
 struct Int8Group {
   int8_t codes[kGroup];
-  float scale;         // value = scale * code, code in -127..127
-  float sum;           // scale * (sum of all codes): what a weight's minimum or zero point is multiplied by
+  float scale;         // value = scale * code, code in -127..127; 12 significant bits
+  float sum;           // scale * (sum of all codes), exact: what a weight's minimum or zero point is multiplied by
   float half_sums[2];  // the same of columns 0..15 and 16..31
 };
 static_assert(sizeof(Int8Group) == 48, "operand rows are read by offsets");
@@ -44,14 +44,18 @@ inline void round_group_to_bf16(const float* values, uint16_t* dst) {
   for (int i = 0; i < kGroup; i += F32::width) F32::load(values + i).store_bf16(dst + i);
 }
 
+// The nearest number of 12 significant bits, whose product with the sum of 32 codes is exact: zero points then cancel as
+// they would in integers.
+inline float round_to_12_bits(float value) { return bits_to_float((float_to_bits(value) + 0x800) & ~0xfffu); }
+
 inline void quantize_group_to_int8(const float* values, Int8Group* dst) {
   F32 largest = F32::zero();
   for (int i = 0; i < kGroup; i += F32::width) largest = max(largest, abs(F32::load(values + i)));
   float amax = largest.max();
   // Below this the reciprocal would overflow; such a group is zero for all purposes.
   bool is_zero = amax < 1e-30f;
-  float scale = is_zero ? 0.0f : amax / 127.0f;
-  F32 inverse = F32::set1(is_zero ? 0.0f : 127.0f / amax);
+  float scale = is_zero ? 0.0f : round_to_12_bits(amax / 127.0f);
+  F32 inverse = F32::set1(is_zero ? 0.0f : 1.0f / scale);
   float rounded[kGroup];
   for (int i = 0; i < kGroup; i += F32::width) round(F32::load(values + i) * inverse).store(rounded + i);
   int sums[2] = {0, 0};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from octavo.backends.native.library import Context, supported_isas
@@ -26,3 +27,11 @@ def context(isa: str, threads: int) -> Context:
     if key not in _contexts:
         _contexts[key] = Context(isa, threads)
     return _contexts[key]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh numbers every run; the seed is printed, and pytest shows it when the test fails."""
+    seed = np.random.SeedSequence().entropy
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
