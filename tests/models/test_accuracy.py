@@ -1,0 +1,29 @@
+"""Real models stay within the accuracy bars: what a kernel, a layout or a model file gets slightly wrong shows here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models.accuracy import Oracle, compare
+
+# activation dtype: (mean KL in nats at most, top-1 agreement at least)
+BARS = {"int8": (1e-2, 0.97), "bf16": (2e-3, 0.99)}
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3", "qwen05"])
+def model(request: pytest.FixtureRequest) -> tuple[Path, Oracle]:
+    path: Path = request.getfixturevalue(f"{request.param}_path")
+    return path, Oracle(path)
+
+
+@pytest.mark.parametrize("activation_dtype", ["int8", "bf16"])
+def test_distributions_are_close_to_float32(model: tuple[Path, Oracle], activation_dtype: str) -> None:
+    path, oracle = model
+    accuracy = compare(oracle, path, activation_dtype)  # type: ignore[arg-type]
+    print(path.name, activation_dtype, accuracy)
+    max_kl, min_agreement = BARS[activation_dtype]
+    assert accuracy.num_positions >= 2000
+    assert accuracy.mean_kl <= max_kl
+    assert accuracy.top1_agreement >= min_agreement
