@@ -51,17 +51,25 @@ def _explain(error: ValidationError, body: bytes) -> InvalidValueError:
     errors = error.errors(include_url=False, include_context=False)
     first = errors[0]
     if first["type"] == "json_invalid":
-        return InvalidValueError(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+        return InvalidValueError(
+            f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json"
+        )
     content = from_json(body)
-    path = _path(first, content)
-    wishes = [e["msg"][0].lower() + e["msg"][1:] for e in errors if _path(e, content) == path]
-    message = "; or ".join(dict.fromkeys(wishes))
-    param = _spell(path)
-    if first["type"] == "missing":
+    if not first["loc"]:
+        return InvalidValueError(f"the body is not a JSON object: {_wish(first)}")
+    # The first field at fault; inside it, the place that most of one of its types fitted.
+    errors = [error for error in errors if error["loc"][0] == first["loc"][0]]
+    place = max((_path(error, content) for error in errors), key=len)
+    errors = [error for error in errors if _path(error, content) == place]
+    param = _spell(place)
+    if errors[0]["type"] == "missing":
         return InvalidValueError(f"{param} is missing", param=param, code="missing_required_parameter")
-    if param is None:
-        return InvalidValueError(f"the body must be a JSON object: {message}")
-    return InvalidValueError(f"{param} is {_short(first['input'])}: {message}", param=param)
+    wishes = "; or ".join(dict.fromkeys(_wish(error) for error in errors))
+    return InvalidValueError(f"{param} is {short_json(errors[0]['input'])}: {wishes}", param=param)
+
+
+def _wish(error: ErrorDetails) -> str:
+    return error["msg"][0].lower() + error["msg"][1:]
 
 
 def _path(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
@@ -78,12 +86,13 @@ def _path(error: ErrorDetails, content: Any) -> tuple[int | str, ...]:
     return tuple(path)
 
 
-def _spell(path: Sequence[int | str]) -> str | None:
+def _spell(path: Sequence[int | str]) -> str:
     """("messages", 0, "content") -> "messages[0].content"."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return text.lstrip(".") or None
+    return text.lstrip(".")
 
 
-def _short(value: Any) -> str:
+def short_json(value: Any) -> str:
+    """A value for an error message, cut to a readable length."""
     text = json.dumps(value)
     return text if len(text) <= 100 else text[:100] + "..."

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.errors import InvalidValueError, UnsupportedParameterError
+from octavo.server.body import short_json
 
 AsksNothing = Callable[[Any], bool]
 """Whether a value (never null) leaves the answer as it would be without the field."""
@@ -166,4 +167,6 @@ def check_undeclared(fields: Mapping[str, Any], table: Mapping[str, AsksNothing]
         if name not in table:
             raise InvalidValueError(f"{param[:200]} is not a known field", param=param[:200], code="unknown_parameter")
         if value is not None and not table[name](value):
-            raise UnsupportedParameterError(f"{param} is not supported with the value given", param=param)
+            raise UnsupportedParameterError(
+                f"{param} is {short_json(value)}; Octavo does not support that", param=param
+            )

@@ -1,0 +1,158 @@
+"""An engine without a model: the real loop, scheduler and output over a backend that says the alphabet.
+
+A token is a byte. After a letter comes the next one, after "z" the end of text, after anything else "a". So the answer
+to "w" is "xyz" and then EOS, and every answer can be told from its prompt.
+"""
+
+from __future__ import annotations
+
+import codecs
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.config import BLOCK_TOKENS, EngineConfig
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.core import EngineCore
+from octavo.engine.engine import Engine
+from octavo.engine.input import InputProcessor
+from octavo.errors import ChatTemplateError
+from octavo.kvcache.block_pool import BlockPool
+from octavo.metrics.stats import StatsListener
+from octavo.step import SampledToken, StepOutput, StepPlan
+
+EOS = 256
+GENERATION_PROMPT_TOKENS = 2
+MAX_MODEL_LEN = 256
+
+
+class BytesDetokenizer:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def append(self, token_id: int) -> str:
+        return "" if token_id == EOS else self._decoder.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class BytesTokenizer:
+    """The chat template is the messages' contents one after the other, behind ">>" if an answer is to follow."""
+
+    vocab_size = 257
+    bos_token_id = None
+    eos_token_ids = frozenset({EOS})
+
+    def __init__(self, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+        self.template_kwargs: dict[str, Any] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token_id for token_id in ids if token_id != EOS).decode(errors="replace")
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> list[int]:
+        if not self.has_chat_template:
+            raise ChatTemplateError("this model has no chat template", param="messages")
+        self.template_kwargs = kwargs
+        text = "".join(message["content"] for message in messages)
+        return self.encode(">>" + text if add_generation_prompt else text)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> BytesDetokenizer:
+        return BytesDetokenizer()
+
+
+class AlphabetExecutor:
+    """`gate` holds every step while it is cleared; `failures` is how many of the next steps raise."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failures = 0
+        self.step_s = 0.0
+        self._rows: dict[int, list[int]] = {}
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        if self.step_s:
+            threading.Event().wait(self.step_s)
+        self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the backend stumbled over secret internals")
+        for start in plan.starts:
+            self._rows[start.row] = list(start.token_ids)
+        return StepOutput(tuple(self._sample(step.row) for step in plan.steps if step.samples))
+
+    def _sample(self, row: int) -> SampledToken:
+        tokens = self._rows[row]
+        tokens.append(_after(tokens[-1]))
+        return SampledToken(row, tokens[-1])
+
+    def close(self) -> None:
+        pass
+
+
+def _after(token_id: int) -> int:
+    if token_id == ord("z"):
+        return EOS
+    return token_id + 1 if ord("a") <= token_id < ord("z") else ord("a")
+
+
+class FakeEngine:
+    """The parts of an engine over an `AlphabetExecutor`, for tests to reach into."""
+
+    def __init__(
+        self,
+        *listeners: StatsListener,
+        has_chat_template: bool = True,
+        max_model_len: int = MAX_MODEL_LEN,
+        num_blocks: int = 256,
+        max_num_seqs: int = 8,
+    ) -> None:
+        self.executor = AlphabetExecutor()
+        self.tokenizer = BytesTokenizer(has_chat_template)
+        self.pool = BlockPool(num_blocks)
+        config = EngineConfig(
+            model="alphabet",
+            model_path="/models/alphabet.gguf",
+            architecture="alphabet",
+            size_label="26",
+            isa="scalar",
+            threads=1,
+            activation_dtype="int8",
+            weight_bytes=26,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=64,
+            num_blocks=num_blocks,
+            kv_cache_bytes=num_blocks * BLOCK_TOKENS,
+            vocab_size=self.tokenizer.vocab_size,
+            seed=0,
+        )
+        tokenizer: Any = self.tokenizer
+        self.engine = Engine(
+            config=config,
+            tokenizer=tokenizer,
+            input=InputProcessor(
+                tokenizer,
+                vocab_size=config.vocab_size,
+                max_model_len=max_model_len,
+                kv_cache_tokens=config.kv_cache_tokens,
+            ),
+            core=EngineCore(
+                self.executor,
+                tokenizer,
+                self.pool,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                listeners=listeners,
+            ),
+        )
+
+    def async_engine(self) -> AsyncEngine:
+        return AsyncEngine(self.engine)
