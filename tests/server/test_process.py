@@ -1,0 +1,141 @@
+"""The server as a process: what it says, how it stops, with what exit code."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.server.listen import bind, url_of
+from tests.server.live import eventually
+from tests.server.process import ServerProcess, server_process
+
+ALPHABET = "tests.server.alphabet_server"
+ENDLESS = {"model": "alphabet", "prompt": "a", "ignore_eos": True}
+
+
+class Client(threading.Thread):
+    """Sends one request and keeps what came back."""
+
+    def __init__(self, server: ServerProcess, **fields: object) -> None:
+        super().__init__()
+        self._server = server
+        self._body = ENDLESS | fields
+        self.status = 0
+        self.body = b""
+        self.start()
+
+    def run(self) -> None:
+        self.status, self.body = self._server.request("POST", "/v1/completions", self._body)
+
+
+def ask_in_vain(server: ServerProcess) -> None:
+    with pytest.raises((OSError, http.client.HTTPException)):
+        server.request("POST", "/v1/completions", ENDLESS)
+
+
+def running(server: ServerProcess) -> float:
+    page = server.request("GET", "/metrics")[1].decode()
+    return next(float(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_running{"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
+    with server_process(ALPHABET, "--step-s", "0.01") as server:
+        plain, stream = Client(server, max_tokens=60), Client(server, max_tokens=60, stream=True)
+        eventually(lambda: running(server) == 2)
+        server.process.send_signal(number)
+        eventually(lambda: server.request("GET", "/health")[0] == 503)
+        status, body = server.request("POST", "/v1/completions", ENDLESS)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down")
+        plain.join()
+        stream.join()
+        assert server.wait() == 0
+    assert plain.status == stream.status == 200
+    assert json.loads(plain.body)["usage"]["completion_tokens"] == 60
+    assert stream.body.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in stream.body
+    assert server.lines[-1].endswith("stopped\n")
+
+
+def test_after_the_timeout_requests_are_aborted() -> None:
+    with server_process(ALPHABET, "--step-s", "0.01", "--shutdown-timeout", "0.2") as server:
+        plain, stream = Client(server, max_tokens=200), Client(server, max_tokens=200, stream=True)
+        eventually(lambda: running(server) == 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+        plain.join()
+        stream.join()
+    assert (plain.status, json.loads(plain.body)["error"]["code"]) == (503, "shutting_down")
+    *_, error, done, _ = stream.body.split(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+    assert done == b"data: [DONE]"
+
+
+def test_a_second_interrupt_stops_at_once() -> None:
+    with server_process(ALPHABET, "--step-s", "0.05") as server:
+        client = threading.Thread(target=ask_in_vain, args=(server,))
+        client.start()
+        eventually(lambda: running(server) == 1)
+        server.process.send_signal(signal.SIGINT)
+        eventually(lambda: server.request("GET", "/health")[0] == 503)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 130
+        assert time.monotonic() - began < 2
+        client.join()
+
+
+def test_an_idle_server_stops_at_once_whatever_connections_are_open() -> None:
+    with server_process(ALPHABET) as server, socket.create_connection(("127.0.0.1", server.port)) as idle:
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle.recv(15) == b"HTTP/1.1 200 OK"
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert time.monotonic() - began < 3
+
+
+def test_a_broken_engine_ends_the_process_after_saying_503() -> None:
+    with server_process(ALPHABET, "--failures", "1000000") as server:
+        for _ in range(3):
+            server.request("POST", "/v1/completions", ENDLESS)
+        assert server.request("GET", "/health")[0] == 503
+        assert server.wait() == 1
+    assert "engine" in server.lines[-1] or "stopped" in server.lines[-1]
+
+
+def test_the_start_up_block_says_what_was_decided() -> None:
+    with server_process(ALPHABET) as server:
+        text = server.output
+    for part in ("alphabet", "scalar", "1 thread", "4,096 tokens = 16.0 requests", "256 tokens a request", "int8"):
+        assert part in text
+    with server_process(ALPHABET, "--log-format", "json") as server:
+        ready = json.loads(server.lines[0])
+        assert ready["event"] == "ready" and ready["url"].endswith(str(server.port))
+        assert (ready["kv_cache_tokens"], ready["max_concurrency"], ready["isa"]) == (4096, 16.0, "scalar")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert all(json.loads(line)["level"] for line in server.lines)
+
+
+def test_a_taken_port_is_named_and_another_proposed() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} of 127\.0\.0\.1 is in use.*--port (\d+) is free"):
+            bind("127.0.0.1", port)
+
+
+def test_hosts() -> None:
+    with bind("localhost", 0) as bound:
+        assert url_of(bound).startswith("http://127.0.0.1:")
+    with pytest.raises(ConfigError, match=r"--host no-such-host\.invalid"):
+        bind("no-such-host.invalid", 0)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        bind("192.0.2.1", 0)
