@@ -100,8 +100,12 @@ def _parted(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _plain(value: Any, where: str) -> Any:
     """A deep copy in JSON's own types, so that a template can reach no method of anything else."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, str):  # an enumeration, for one
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item, where) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):

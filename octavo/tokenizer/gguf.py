@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,9 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenize
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
     """SentencePiece's BPE ("llama"): the characters of the whole text are merged, unknown ones go by their bytes."""
+    ids_by_rank = _ids_by_rank(metadata, vocabulary)
     vocabulary = _respelled_spaces(vocabulary)
-    merges = _listed_merges(metadata) if _MERGES in metadata else _merges_by_score(metadata, vocabulary)
+    merges = piece_merges([vocabulary.tokens[token_id] for token_id in ids_by_rank])
     unk_id = vocabulary.special_ids.get("unk")
     backend = _backend(
         vocabulary,
@@ -93,7 +95,7 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], Vocabulary], Tokenizer]] = {
 }
 
 
-def _backend(vocabulary: Vocabulary, merges: Sequence[tuple[str, ...]], **options: Any) -> tokenizers.Tokenizer:
+def _backend(vocabulary: Vocabulary, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
     """Merges over the vocabulary, with special and user-defined tokens found in the text before anything else."""
     vocab = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     try:
@@ -185,13 +187,13 @@ def _respelled_spaces(vocabulary: Vocabulary) -> Vocabulary:
     return Vocabulary(tokens, kinds, vocabulary.special_ids)
 
 
-def _listed_merges(metadata: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
-    """Pairs, if the file is right; whoever builds from them says which is none."""
-    return [tuple(merge.split(" ")) for merge in text_list(metadata, _MERGES)]
+def _listed_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    merges = text_list(metadata, _MERGES)
+    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 
-def _merges_by_score(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Sequence[tuple[str, ...]]:
-    """The merges that scores stand for: pieces of a higher score are made first.
+def _ids_by_rank(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> list[int]:
+    """The pieces that merges may lead to, the ones to be made first in front: those of a higher score.
 
     Where the scores of normal pieces fall with their ids, as SentencePiece writes them, the order is that of ids: the
     scores that files give to user-defined pieces are made up.
@@ -199,29 +201,27 @@ def _merges_by_score(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Seq
     scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
     if np.isnan(scores).any():
         raise TokenizerError("tokenizer.ggml.scores has a value that is not a number")
-    ids = np.asarray(vocabulary.ids(TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED), np.int64)
+    ids = vocabulary.ids(TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
     if (np.diff(scores[vocabulary.ids(TokenKind.NORMAL)]) > 0).any():
-        ids = ids[np.argsort(-scores[ids], kind="stable")]
-    return piece_merges([vocabulary.tokens[token_id] for token_id in ids.tolist()])
+        by_score: list[int] = np.asarray(ids)[np.argsort(-scores[ids], kind="stable")].tolist()
+        return by_score
+    return ids
 
 
-def _check_merges(merges: Sequence[tuple[str, ...]], vocab: Mapping[str, int]) -> None:
+def _check_merges(merges: list[tuple[str, str]], vocab: Mapping[str, int]) -> None:
     """Raises `TokenizerError` for the first merge that is none over this vocabulary."""
-    for i, merge in enumerate(merges):
-        if len(merge) != 2:
-            raise TokenizerError(f"{_MERGES}[{i}] is {' '.join(merge)!r}; it must be two tokens with a space between")
-        for token in (*merge, "".join(merge)):
+    for i, (left, right) in enumerate(merges):
+        for token in (left, right, left + right):
             if token not in vocab:
                 raise TokenizerError(
-                    f"{_MERGES}[{i}] is {' '.join(merge)!r}, but {token!r} is not in tokenizer.ggml.tokens"
+                    f"{_MERGES}[{i}] merges {left!r} and {right!r}, but {token!r} is not in tokenizer.ggml.tokens"
                 )
 
 
 def _byte(token: str) -> bytes:
     """The byte of a token like `<0x0A>`."""
-    try:
-        return bytes.fromhex(token.removeprefix("<0x").removesuffix(">"))
-    except ValueError:
+    if re.fullmatch(r"<0x[0-9A-F]{2}>", token) is None:
         raise TokenizerError(
-            f"tokenizer.ggml.token_type says that {token!r} is a byte, which is spelled like <0x0A>"
-        ) from None
+            f"tokenizer.ggml.token_type says that {token!r} is a byte; those are spelled like '<0x0A>'"
+        )
+    return bytes.fromhex(token[3:5])
