@@ -24,7 +24,11 @@ class ModelNotFoundError(ModelError):
 
 
 class DownloadError(ModelError):
-    """A model could not be fetched, or what arrived has the wrong digest."""
+    """A model could not be fetched."""
+
+
+class WrongDigestError(DownloadError):
+    """What arrived is not what was announced: its sha256 differs."""
 
 
 class ModelFileError(ModelError):
@@ -32,7 +36,7 @@ class ModelFileError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """A model file is well formed but asks for something Octavo does not have (architecture, tensor type, rope scaling)."""
+    """A model file is well formed but asks for what Octavo does not have (architecture, tensor type, rope scaling)."""
 
 
 class ModelDefinitionError(ModelError):
