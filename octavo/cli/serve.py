@@ -1,0 +1,104 @@
+"""octavo serve"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli.flags import EngineFlags, Model, model_or_default
+
+_SERVER = "Server"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    CRITICAL = "critical"
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+    TRACE = "trace"
+
+
+def serve(
+    *,
+    engine: EngineFlags,
+    model: Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=_SERVER)
+    ] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What clients call the model; may be repeated. Default: as it was named here.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Require this key as bearer token; may be repeated.", show_default=False, rich_help_panel=_SERVER
+        ),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds that running requests may take to finish after SIGTERM.", rich_help_panel=_SERVER
+        ),
+    ] = 30.0,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json writes one object a line.", rich_help_panel=_SERVER)
+    ] = LogFormat.TEXT,
+    enable_log_requests: Annotated[
+        bool, typer.Option("--enable-log-requests", help="Log prompts and parameters.", rich_help_panel=_SERVER)
+    ] = False,
+    disable_log_stats: Annotated[
+        bool,
+        typer.Option("--disable-log-stats", help="No line of activity every 10 s.", rich_help_panel=_SERVER),
+    ] = False,
+    uvicorn_log_level: Annotated[
+        LogLevel, typer.Option(help="info logs every HTTP request.", rich_help_panel=_SERVER)
+    ] = LogLevel.WARNING,
+) -> None:
+    """Serve a model over the OpenAI API."""
+    from octavo.server.listen import bind
+    from octavo.server.logs import configure_logging
+
+    reference = model_or_default(model)
+    args = engine.args(reference)
+    configure_logging(log_format.value)
+    with bind(host, port) as bound:
+        from octavo.cli.progress import ProgressReport
+        from octavo.engine.async_engine import AsyncEngine
+        from octavo.engine.build import build_engine
+        from octavo.metrics.totals import EngineTotals
+        from octavo.server.run import RunOptions
+        from octavo.server.run import serve as run_server
+        from octavo.server.settings import ServerSettings
+
+        totals = EngineTotals()
+        with ProgressReport() as progress:
+            built = build_engine(args, progress=progress, listeners=(totals,))
+        settings = ServerSettings(
+            served_model_names=tuple(served_model_name or _names(reference)),
+            api_keys=tuple(api_key or ()),
+            log_requests=enable_log_requests,
+        )
+        options = RunOptions(shutdown_timeout, not disable_log_stats, uvicorn_log_level.value)
+        code = run_server(AsyncEngine(built), settings, totals, bound, options)
+    raise typer.Exit(code)
+
+
+def _names(reference: str) -> list[str]:
+    """What a client may call the model: for a file its name without .gguf, and the reference as it was given."""
+    path = Path(reference)
+    return [path.stem, reference] if path.suffix == ".gguf" else [reference]

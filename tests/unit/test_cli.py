@@ -1,0 +1,286 @@
+"""The command line over an engine without a model."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.cli import chat, local_engine, main, measure
+from octavo.cli.flags import Activations, EngineFlags
+from octavo.cli.sizes import parse_bytes, parse_count
+from octavo.config import EngineArgs
+from octavo.sampling_params import SamplingParams
+from octavo.version import __version__
+from tests.server.fakes import FakeEngine
+
+Octavo = Callable[..., "Ran"]
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Octavo:
+    """Runs the command line in this process; models are alphabets."""
+    asked: list[EngineArgs] = []
+
+    def build(args: EngineArgs, **_: Any) -> Any:
+        asked.append(args)
+        return FakeEngine().engine
+
+    monkeypatch.setattr(local_engine, "build_engine", build)
+    monkeypatch.setattr(measure, "build_engine", build)
+
+    def run(*arguments: str, stdin: str = "") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as stopped:
+            main.main(arguments)
+        captured = capsys.readouterr()
+        code = stopped.value.code
+        return Ran(0 if code is None else int(code), captured.out, captured.err)
+
+    run.asked = asked  # type: ignore[attr-defined]
+    return run
+
+
+HEAVY = {"numpy", "fastapi", "uvicorn", "tokenizers", "jinja2", "prometheus_client", "ctypes", "asyncio"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """`octavo --help` has 0.3 s; numpy alone would take a third of that."""
+    script = "import sys, octavo.cli.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not HEAVY & set(loaded)
+
+
+def test_help_names_every_verb(octavo: Octavo) -> None:
+    ran = octavo("--help")
+    assert ran.code == 0
+    for verb in ("serve", "chat", "generate", "pull", "bench", "version"):
+        assert verb in ran.out
+
+
+def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
+    """Flags are a budget: a new one is a decision, and belongs here and in the README."""
+    flags = {
+        option
+        for parameter in typer.main.get_command(main.app).commands["serve"].params  # type: ignore[attr-defined]
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--")
+    }
+    assert flags == {
+        "--activation-dtype",
+        "--api-key",
+        "--disable-log-stats",
+        "--enable-log-requests",
+        "--gpu-memory-utilization",
+        "--host",
+        "--kv-cache-memory",
+        "--kv-cache-memory-bytes",
+        "--log-format",
+        "--max-model-len",
+        "--max-num-batched-tokens",
+        "--max-num-seqs",
+        "--memory-utilization",
+        "--port",
+        "--seed",
+        "--served-model-name",
+        "--shutdown-timeout",
+        "--threads",
+        "--uvicorn-log-level",
+    }
+
+
+def test_every_engine_argument_has_a_flag() -> None:
+    assert EngineFlags().args("m") == EngineArgs("m")
+    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9)
+    args = flags.args("m")
+    default = EngineArgs()
+    for name in EngineArgs.__dataclass_fields__:
+        assert getattr(args, name) != getattr(default, name), f"{name} cannot be set"
+
+
+def test_engine_flags_reach_the_engine(octavo: Octavo) -> None:
+    octavo(
+        *("generate", "some.gguf", "w", "--max-model-len", "8k", "--kv-cache-memory", "2GiB", "--threads", "2"),
+        *("--gpu-memory-utilization", "0.5", "--activation-dtype", "bf16", "--max-num-batched-tokens", "1K"),
+    )
+    (args,) = octavo.asked  # type: ignore[attr-defined]
+    assert (args.model, args.max_model_len, args.kv_cache_memory_bytes, args.threads) == ("some.gguf", 8000, 2**31, 2)
+    assert (args.memory_utilization, args.activation_dtype, args.max_num_batched_tokens) == (0.5, "bf16", 1024)
+
+
+def test_without_a_model_the_default_one_is_announced(octavo: Octavo) -> None:
+    ran = octavo("chat", stdin="w\n")
+    assert ran.code == 0 and "smollm2" in ran.err
+    assert octavo.asked[0].model == "smollm2"  # type: ignore[attr-defined]
+
+
+def test_generate_continues_its_argument_or_stdin(octavo: Octavo) -> None:
+    assert octavo("generate", "m", "w").out == "xyz\n"
+    assert octavo("generate", "m", stdin="t\n").out == "uvwxyz\n"
+    assert octavo("generate", "m", "a", "--max-tokens", "3").out == "bcd\n"
+    assert octavo("generate", "m", "a", "--stop", "f", "--stop", "d").out == "bc\n"
+
+
+def test_unseeded_answers_differ_from_run_to_run(octavo: Octavo) -> None:
+    for _ in range(2):
+        octavo("generate", "m", "w")
+    octavo("generate", "m", "w", "--seed", "7")
+    first, second, given = (args.seed for args in octavo.asked)  # type: ignore[attr-defined]
+    assert first != second and given == 7
+
+
+def test_chat_answers_piped_lines_and_keeps_the_conversation(octavo: Octavo) -> None:
+    ran = octavo("chat", "m", "--max-tokens", "2", stdin="a\n\nk\n/clear\n/nonsense\nw\n/exit\nz\n")
+    assert ran.code == 0
+    assert ran.out.splitlines() == ["bc", "lm", "xy"]
+    assert "/nonsense" in ran.err
+
+
+def test_a_conversation_that_grows_too_long_says_so(octavo: Octavo) -> None:
+    ran = octavo("chat", "m", stdin="a" * 300 + "\n")
+    assert ran.code == 1
+    assert "300" in ran.err or "302" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    fake.executor.step_s = 0.005
+    monkeypatch.setattr(local_engine, "build_engine", lambda *_, **__: fake.engine)
+    spoken: list[str] = []
+
+    def interrupt_at_d(text: str = "", **_: Any) -> None:
+        spoken.append(text)
+        if text == "d":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "print", interrupt_at_d, raising=False)
+    with local_engine.LocalEngine(EngineArgs("m")) as local:
+        conversation = chat.Conversation(local, SamplingParams(max_tokens=20), system=None)
+        conversation.answer("a")
+        assert "".join(spoken).startswith("bcd") and "e" not in spoken
+        spoken.clear()
+        conversation.answer("w")
+        assert "".join(spoken).startswith("xyz")
+    assert fake.pool.num_used == 0
+
+
+def test_errors_are_one_line_without_traceback(octavo: Octavo) -> None:
+    ran = octavo("pull", "no-such-model")
+    assert ran.code == 1
+    assert re.fullmatch(r"octavo: error: .*no-such-model.*\n", ran.err)
+    ran = octavo("generate", "m", "w", "--temperature", "-1")
+    assert ran.code == 1 and "temperature" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bogus"],
+        ["serve", "--port", "70000"],
+        ["serve", "--max-model-len", "long"],
+        ["serve", "--kv-cache-memory", "2 parsecs"],
+        ["serve", "--no-such-flag"],
+        ["bench", "throughput", "m"],
+        ["generate", "m", "w", "--max-tokens", "0"],
+    ],
+)
+def test_wrong_usage_is_exit_code_two(octavo: Octavo, arguments: list[str]) -> None:
+    ran = octavo(*arguments)
+    assert ran.code == 2 and ran.err and "Traceback" not in ran.err
+
+
+def test_serve_tells_of_a_taken_port_before_it_loads_anything(octavo: Octavo) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = octavo("serve", "no-such-model", "--port", str(port))
+    assert ran.code == 1 and f"port {port}" in ran.err and "--port" in ran.err
+
+
+def test_version(octavo: Octavo) -> None:
+    assert octavo("version").out == f"{__version__}\n"
+
+
+def test_bench_throughput(octavo: Octavo, tmp_path: Path) -> None:
+    workload, out = tmp_path / "work.jsonl", tmp_path / "out.json"
+    lines = [{"prompt_token_ids": [97] * n, "max_tokens": m} for n, m in ((3, 5), (40, 30), (1, 1))]
+    workload.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = octavo("bench", "throughput", "m", "--workload", str(workload), "--json", str(out))
+    assert ran.code == 0, ran.err
+    figures = json.loads(out.read_text())
+    assert figures["num_requests"] == 3 and figures["model"] == "alphabet"
+    assert figures["num_output_tokens"] == 36, "the end of text is ignored"
+    assert figures["output_tokens_per_s"] == pytest.approx(36 / figures["seconds"])
+    assert figures["total_tokens_per_s"] == pytest.approx((36 + 44) / figures["seconds"])
+    assert figures["settings"]["max_num_seqs"] == 8
+    assert figures["machine"]["barrier_ns"] > 0 and figures["machine"]["read_gb_per_s"] > 0
+    assert "output_tokens_per_s" in ran.out
+
+
+def test_bench_latency(octavo: Octavo, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    sizes = ["--input-len", "9", "--output-len", "4", "--batch-size", "3", "--num-runs", "2"]
+    ran = octavo("bench", "latency", "m", *sizes, "--json", str(out))
+    assert ran.code == 0, ran.err
+    figures = json.loads(out.read_text())
+    for name in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "output_tokens_per_s"):
+        assert figures[name] > 0
+    assert figures["settings"]["batch_size"] == 3
+    assert octavo("bench", "latency", "m", "--input-len", "255").code == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", '{"prompt_token_ids": [1]}', '{"prompt_token_ids": [], "max_tokens": 1}',
+             '{"prompt_token_ids": [1], "max_tokens": 0}', '{"prompt_token_ids": "a", "max_tokens": 2}']
+)  # fmt: skip
+def test_a_malformed_workload_names_its_line(octavo: Octavo, tmp_path: Path, line: str) -> None:
+    workload = tmp_path / "work.jsonl"
+    workload.write_text('{"prompt_token_ids": [1], "max_tokens": 1}\n' + line + "\n")
+    ran = octavo("bench", "throughput", "m", "--workload", str(workload))
+    assert ran.code == 1 and "line 2" in ran.err
+
+
+@given(st.integers(1, 2**53))
+def test_plain_numbers_mean_themselves(number: int) -> None:
+    assert parse_count(str(number)) == parse_bytes(str(number)) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2_000_000), ("1M", 2**20), (" 7 ", 7)]
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2**31), ("2gib", 2**31), ("512MiB", 2**29), ("1.5GB", 15 * 10**8), ("3g", 3 * 2**30), ("10B", 10)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "1.0001k", "k", "1 2", "1e3", "٣"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_count(text)
+    with pytest.raises(typer.BadParameter):
+        parse_bytes(text.replace("1.0001k", "0.3"))
