@@ -1,0 +1,344 @@
+"""The executor: right logits for every family, and the same tokens whatever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from octavo.backends.native.executor import NativeExecutor
+from octavo.backends.native.library import FloatArray
+from octavo.config import BLOCK_TOKENS
+from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
+from octavo.sampling_params import SamplingParams
+from octavo.step import RowStart, RowStep, SampledToken, StepPlan
+from octavo.weights.gguf import GGUFType
+from tests.native.tiny import FAMILIES, LLAMA, TinyModel
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+MIXED = (GGUFType.Q4_0, GGUFType.Q8_0, GGUFType.F16, GGUFType.Q5_1, GGUFType.Q4_1)  # rows of 64 and 96 columns
+MAX_MODEL_LEN = 96
+
+
+def executor_of(
+    model: TinyModel, isa: str, threads: int = 1, activation_dtype: str = "int8", **sizes: int
+) -> NativeExecutor:
+    assert activation_dtype in ("bf16", "int8")
+    made = NativeExecutor(
+        model.checkpoint,
+        isa=isa,
+        threads=threads,
+        activation_dtype="bf16" if activation_dtype == "bf16" else "int8",
+    )
+    made.allocate(
+        **{"num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": MAX_MODEL_LEN, **sizes}
+    )
+    return made
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng()
+
+
+@pytest.fixture(params=list(FAMILIES))
+def model(request: pytest.FixtureRequest, rng: np.random.Generator) -> TinyModel:
+    return TinyModel(rng, FAMILIES[request.param](), MIXED)
+
+
+@pytest.fixture
+def executor(isa: str, rng: np.random.Generator) -> Iterator[NativeExecutor]:
+    made = executor_of(TinyModel(rng, FAMILIES["llama"]()), isa, threads=2)
+    yield made
+    made.close()
+
+
+def prompt_of(rng: np.random.Generator, num_tokens: int) -> tuple[int, ...]:
+    return tuple(rng.integers(0, LLAMA.vocab_size, num_tokens).tolist())
+
+
+def relative_error(found: FloatArray, expected: FloatArray) -> float:
+    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+
+
+@pytest.mark.parametrize("activation_dtype, tolerance", [("bf16", 0.02), ("int8", 0.06)])
+def test_logits_are_those_of_the_model(
+    model: TinyModel, isa: str, activation_dtype: str, tolerance: float, rng: np.random.Generator
+) -> None:
+    """A wrong fusion, row order, window, rope or residual is an error of order one; rounding is far below."""
+    executor = executor_of(model, isa, 2, activation_dtype)
+    prompt = prompt_of(rng, 75)
+    scores = executor.score(prompt)
+    assert scores.shape == (75, LLAMA.vocab_size)
+    assert relative_error(scores, model.eager_logits(prompt)) < tolerance
+
+
+def test_the_number_of_threads_changes_no_bit(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
+    prompt = prompt_of(rng, 70)
+    one, *others = (executor_of(model, isa, threads).score(prompt) for threads in (1, 2, 3))
+    for other in others:
+        np.testing.assert_array_equal(other, one)
+
+
+@dataclass
+class Running:
+    """A request as the tests drive it: what has been computed, which blocks it has."""
+
+    row: int
+    tokens: list[int]
+    sampling: SamplingParams = GREEDY
+    forbidden: tuple[int, ...] = ()
+    min_total_tokens: int = 0
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    started: bool = False
+
+    def preempt(self) -> list[int]:
+        """Everything computed is forgotten; the blocks come back."""
+        blocks, self.blocks, self.num_computed, self.started = self.blocks, [], 0, False
+        return blocks
+
+
+class Driver:
+    """The least scheduler that can drive an executor: chunks of given sizes, blocks from a shuffled free list."""
+
+    def __init__(self, executor: NativeExecutor, rng: np.random.Generator, num_blocks: int = 64) -> None:
+        self.executor = executor
+        self.free = rng.permutation(num_blocks).tolist()
+
+    def step(self, chunks: Sequence[tuple[Running, int]]) -> None:
+        """Each request computes so many of its tokens, or all it has; who has caught up samples one more."""
+        starts = tuple(
+            RowStart(r.row, tuple(r.tokens), r.sampling, r.forbidden, r.min_total_tokens)
+            for r, _ in chunks
+            if not r.started
+        )
+        plan = StepPlan(starts, tuple(self._row_step(request, limit) for request, limit in chunks))
+        before = repr(plan)
+        output = self.executor.execute(plan)
+        assert repr(plan) == before
+        sampling = [request for (request, _), step in zip(chunks, plan.steps, strict=True) if step.samples]
+        assert [token.row for token in output.tokens] == [request.row for request in sampling]
+        for request, token in zip(sampling, output.tokens, strict=True):
+            request.tokens.append(token.token_id)
+            request.output.append(token.token_id)
+
+    def _row_step(self, request: Running, limit: int) -> RowStep:
+        count = min(limit, len(request.tokens) - request.num_computed)
+        first, last = request.num_computed, request.num_computed + count
+        new_blocks = [self.free.pop() for _ in range(-(-last // BLOCK_TOKENS) - len(request.blocks))]
+        request.blocks += new_blocks
+        request.num_computed = last
+        request.started = True
+        return RowStep(request.row, first, count, tuple(new_blocks), samples=last == len(request.tokens))
+
+    def finish(self, request: Running, num_output: int, chunk: int = 64) -> list[int]:
+        while len(request.output) < num_output:
+            self.step([(request, chunk)])
+        return request.output
+
+
+def alone(executor: NativeExecutor, rng: np.random.Generator, prompt: Sequence[int], **fields: object) -> list[int]:
+    request = Running(0, list(prompt), **fields)  # type: ignore[arg-type]
+    return Driver(executor, rng).finish(request, 10)
+
+
+def test_greedy_tokens_are_the_argmax_of_the_logits(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """Decoding through the KV cache, token by token, against one pass over the whole text: the same bits."""
+    prompt = prompt_of(rng, 21)
+    output = alone(executor, rng, prompt)
+    scores = executor.score([*prompt, *output])
+    assert output == scores.argmax(-1)[len(prompt) - 1 : -1].tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 16, 17, 40])
+def test_the_chunk_size_changes_no_token(executor: NativeExecutor, rng: np.random.Generator, chunk: int) -> None:
+    prompt = prompt_of(rng, 40)
+    expected = alone(executor, rng, prompt)
+    request = Running(3, list(prompt))
+    assert Driver(executor, rng).finish(request, 10, chunk) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_company_and_order_change_no_token(
+    executor: NativeExecutor, rng: np.random.Generator, temperature: float
+) -> None:
+    """Requests of random lengths, joining at different times, in a new order every step."""
+    prompts = [prompt_of(rng, int(rng.integers(1, 30))) for _ in range(8)]
+    sampling = [SamplingParams(temperature=temperature, seed=seed, max_tokens=None) for seed in range(8)]
+    expected = [alone(executor, rng, prompt, sampling=s) for prompt, s in zip(prompts, sampling, strict=True)]
+    rows = rng.permutation(8).tolist()
+    requests = [Running(row, list(p), s) for row, p, s in zip(rows, prompts, sampling, strict=True)]
+    driver = Driver(executor, rng)
+    joined = 0
+    while any(len(request.output) < 10 for request in requests):
+        joined = min(joined + 2, 8)
+        running = [request for request in requests[:joined] if len(request.output) < 10]
+        driver.step([(running[i], int(rng.integers(1, 8))) for i in rng.permutation(len(running))])
+    assert [request.output for request in requests] == expected
+
+
+def test_a_preempted_request_goes_on_with_the_same_tokens(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """Also the random numbers: they are keyed by position, not by how often the sampler was called."""
+    sampling = SamplingParams(temperature=1.0, seed=7, max_tokens=None)
+    prompt = prompt_of(rng, 20)
+    expected = alone(executor, rng, prompt, sampling=sampling)
+    driver = Driver(executor, rng)
+    request = Running(1, list(prompt), sampling)
+    driver.finish(request, 4)
+    driver.free = request.preempt() + driver.free
+    other = Running(1, list(prompt_of(rng, 33)))  # takes its row meanwhile
+    driver.finish(other, 2)
+    request.row = 5
+    assert driver.finish(request, 10) == expected
+
+
+def test_seeds_decide_and_differ(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    prompt = prompt_of(rng, 9)
+
+    def sampled(seed: int) -> list[int]:
+        return alone(executor, rng, prompt, sampling=SamplingParams(temperature=1.5, seed=seed, max_tokens=None))
+
+    assert sampled(1) == sampled(1)
+    assert len({tuple(sampled(seed)) for seed in (0, 1, 2, (1 << 64) - 1)}) == 4
+
+
+def test_forbidden_tokens_wait_until_the_row_is_long_enough(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """min_tokens: with everything but one token forbidden, that one it is; then the sampler is free again."""
+    prompt = prompt_of(rng, 5)
+    only = 17
+    forbidden = tuple(token for token in range(LLAMA.vocab_size) if token != only)
+    free = alone(executor, rng, [*prompt, only, only, only])[0]
+    driver = Driver(executor, rng)
+    request = Running(2, list(prompt), forbidden=forbidden, min_total_tokens=8)
+    bystander = Running(0, list(prompt))
+    expected = alone(executor, rng, prompt)[:4]
+    for _ in range(4):
+        driver.step([(bystander, 64), (request, 64)])
+    assert request.output == [only, only, only, free]
+    assert bystander.output == expected
+
+
+def test_a_row_starts_afresh(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """Nothing of the row's last request may be left: tokens, blocks, sampling, forbidden tokens."""
+    prompt = prompt_of(rng, 12)
+    expected = alone(executor, rng, prompt)
+    driver = Driver(executor, rng)
+    sampling = SamplingParams(temperature=2.0, top_k=3, min_p=0.1, seed=3, max_tokens=None)
+    driver.finish(Running(4, list(prompt_of(rng, 50)), sampling, tuple(range(200)), 90), 3)
+    assert driver.finish(Running(4, list(prompt)), 10) == expected
+
+
+def test_prompts_of_every_length_around_a_block(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    for num_tokens in (1, 15, 16, 17, 31, 32, 33):
+        prompt = prompt_of(rng, num_tokens)
+        assert alone(executor, rng, prompt)[0] == executor.score(prompt)[-1].argmax()
+
+
+def test_a_row_can_be_filled_to_the_last_token(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """The token sampled after the last position is still handed out; computing it would be one too many."""
+    request = Running(0, list(prompt_of(rng, MAX_MODEL_LEN - 1)))
+    driver = Driver(executor, rng)
+    driver.finish(request, 2)
+    assert len(request.tokens) == MAX_MODEL_LEN + 1
+    with pytest.raises(StepError, match="compute tokens"):
+        driver.step([(request, 1)])
+
+
+def test_empty_plans_and_plans_that_only_start(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    assert executor.execute(StepPlan((), ())).tokens == ()
+    assert executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ())).tokens == ()
+    output = executor.execute(StepPlan((), (RowStep(0, 0, 3, (5,), samples=True),)))
+    assert output.tokens == (SampledToken(0, int(executor.score([1, 2, 3])[-1].argmax())),)
+
+
+@pytest.mark.parametrize(
+    "starts, step, message",
+    [
+        ((), RowStep(8, 0, 1, (), True), r"rows \[8\] do not all exist"),
+        ((), RowStep(-1, 0, 1, (), True), r"rows \[-1\]"),
+        ((), RowStep(0, 0, 4, (0,), True), "but hold"),
+        ((), RowStep(0, -1, 1, (0,), True), "but hold"),
+        ((), RowStep(0, 0, 3, (64,), True), r"block_tables\[0\] is 64"),
+        ((), RowStep(0, 0, 3, tuple(range(7)), True), "given 7 blocks; it holds 6"),
+        ((RowStart(9, (1,), GREEDY),), RowStep(0, 0, 1, (0,), True), "row 9 does not exist"),
+        ((RowStart(1, (1,) * 98, GREEDY),), RowStep(1, 0, 1, (0,), True), "starts with 98 tokens"),
+        ((RowStart(1, (LLAMA.vocab_size,), GREEDY),), RowStep(1, 0, 1, (0,), True), r"token_ids\[0\] is 301"),
+        ((RowStart(1, (1,) * 65, GREEDY),), RowStep(1, 0, 65, tuple(range(5)), True), "more than a step can hold"),
+    ],
+)
+def test_plans_that_do_not_fit_are_step_errors(
+    executor: NativeExecutor, starts: tuple[RowStart, ...], step: RowStep, message: str
+) -> None:
+    executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ()))
+    with pytest.raises(StepError, match=message):
+        executor.execute(StepPlan(starts, (step,)))
+    executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), (RowStep(0, 0, 3, (5,), samples=True),)))
+
+
+def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> None:
+    model = TinyModel(rng, FAMILIES["llama"]())
+    executor = NativeExecutor(model.checkpoint, isa=isa, threads=1, activation_dtype="int8")
+    with pytest.raises(EngineError, match="not been allocated"):
+        executor.execute(StepPlan((), ()))
+    with pytest.raises(InvalidValueError, match="no tokens"):
+        executor.score([])
+    executor.allocate(4, 2, 8, 32)
+    with pytest.raises(EngineError, match="already been allocated"):
+        executor.allocate(4, 2, 8, 32)
+    executor.close()
+    with pytest.raises(EngineError, match="closed"):
+        executor.execute(StepPlan((RowStart(0, (1,), GREEDY),), (RowStep(0, 0, 1, (0,), True),)))
+
+
+def test_models_that_cannot_run_are_refused(isa: str, rng: np.random.Generator) -> None:
+    model = TinyModel(rng, FAMILIES["llama"](), (GGUFType.F32,))
+    with pytest.raises(ConfigError):
+        NativeExecutor(model.checkpoint, isa="sse9", threads=1, activation_dtype="int8")
+    damaged = TinyModel(rng, FAMILIES["llama"]())
+    tensors = dict(damaged.checkpoint.tensors)
+    name, tensor = next((name, tensor) for name, tensor in tensors.items() if len(tensor.shape) == 2)
+    tensors[name] = replace(tensor, encoding=GGUFType.IQ1_S)
+    checkpoint = replace(damaged.checkpoint, tensors=tensors)
+    with pytest.raises(UnsupportedModelError, match="IQ1_S"):
+        NativeExecutor(checkpoint, isa=isa, threads=1, activation_dtype="int8")
+
+
+def test_packing_reports_its_progress_and_size(isa: str, rng: np.random.Generator) -> None:
+    model = TinyModel(rng, FAMILIES["qwen2"]())
+    seen: list[tuple[int, int]] = []
+    executor = NativeExecutor(
+        model.checkpoint,
+        isa=isa,
+        threads=1,
+        activation_dtype="int8",
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    total = sum(tensor.data.nbytes for tensor in model.tensors.values())
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (total, total) and len(seen) == len(model.tensors)
+    assert executor.weight_bytes >= total
+    assert executor.kv_block_bytes == 2 * LLAMA.num_layers * LLAMA.num_kv_heads * LLAMA.head_size * BLOCK_TOKENS * 2
+    assert executor.isa == isa
+
+
+def test_row_order_moves_rows_of_matrices_and_vectors(isa: str, rng: np.random.Generator) -> None:
+    """GGUF stores Llama's q and k in another row order; biases follow their matrix."""
+    plain = TinyModel(rng, FAMILIES["qwen2"](), (GGUFType.F16,))
+    shuffled = dict(plain.checkpoint.tensors)
+    for name, tensor in shuffled.items():
+        if "attention.q" in name:
+            order = rng.permutation(tensor.shape[0]).astype(np.int32)
+            rows = tensor.data.reshape(tensor.shape[0], -1)
+            stored = np.empty_like(rows)
+            stored[order] = rows
+            shuffled[name] = replace(tensor, data=stored.reshape(-1), row_order=order)
+    checkpoint = replace(plain.checkpoint, tensors=shuffled)
+    ordered, expected = (
+        NativeExecutor(found, isa=isa, threads=2, activation_dtype="bf16") for found in (checkpoint, plain.checkpoint)
+    )
+    prompt = prompt_of(rng, 20)
+    np.testing.assert_array_equal(ordered.score(prompt), expected.score(prompt))
