@@ -12,7 +12,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.engine.machine import read_machine
-from octavo.engine.resolve import ModelFacts, check_args, resolve, resolve_compute
+from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.kvcache.block_pool import BlockPool
 from octavo.metrics.stats import StatsListener
 from octavo.tokenizer.gguf import load_tokenizer
@@ -21,12 +21,13 @@ from octavo.weights import references
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.gguf import GGUFType
 from octavo.weights.loader import open_checkpoint
+from octavo.weights.progress import Progress, ignore_progress
 
 _UNQUANTIZED = {GGUFType.F32, GGUFType.F16, GGUFType.BF16}
 
 
 def build_engine(
-    args: EngineArgs, *, progress: references.Progress | None = None, listeners: Sequence[StatsListener] = ()
+    args: EngineArgs, *, progress: Progress = ignore_progress, listeners: Sequence[StatsListener] = ()
 ) -> Engine:
     """An engine that waits for its thread. `progress` hears of downloads.
 
@@ -35,21 +36,23 @@ def build_engine(
     check_args(args)
     path = references.resolve(args.model, progress)
     with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as side:
-        tokenizer_built = side.submit(load_tokenizer, checkpoint.tokenizer)
+        tokenizer = side.submit(load_tokenizer, checkpoint.tokenizer)
         compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
-        executor = NativeExecutor(
-            checkpoint, isa=envs.cpu_isa(), threads=compute.threads, activation_dtype=compute.activation_dtype
-        )
-        try:
-            tokenizer = tokenizer_built.result()
-            config = resolve(args, _facts(checkpoint, executor), compute, read_machine())
-            executor.allocate(
-                config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
-            )
-        except BaseException:
-            executor.close()
-            raise
-    return _assemble(config, tokenizer, executor, listeners)
+        executor = _pack(checkpoint, compute)
+        facts = _facts(checkpoint, executor)
+    try:
+        config = resolve(args, facts, compute, read_machine())
+        executor.allocate(config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
+        return _assemble(config, tokenizer.result(), executor, listeners)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _pack(checkpoint: Checkpoint, compute: Compute) -> NativeExecutor:
+    return NativeExecutor(
+        checkpoint, isa=envs.cpu_isa(), threads=compute.threads, activation_dtype=compute.activation_dtype
+    )
 
 
 def _assemble(

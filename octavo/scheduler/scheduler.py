@@ -122,8 +122,7 @@ class Scheduler:
         """Decides the next step."""
         draft = self._draft = _Draft(self._max_num_batched_tokens)
         self._continue_running(draft)
-        if not draft.num_preempted:
-            self._admit_waiting(draft)
+        self._admit_waiting(draft)
         return StepPlan(tuple(draft.starts), tuple(draft.steps))
 
     def update(self, output: StepOutput) -> list[NewToken]:
@@ -196,7 +195,10 @@ class Scheduler:
     # ---- room
 
     def _has_room(self, state: RequestState) -> bool:
-        """Whether all known tokens of a waiting request fit beside what the running ones will soon need."""
+        """Whether all known tokens of a waiting request fit beside what the running ones will soon need.
+
+        A request preempted in this step never does: had its blocks been enough for that, it would have stayed.
+        """
         headroom = self._num_headroom_blocks if self._running else 0
         return blocks_for(len(state.token_ids)) + headroom <= self._pool.num_free
 
