@@ -75,7 +75,7 @@ class Rows:
         counts = np.array([step.num_tokens for step in steps], np.int64)
         samples = np.array([step.samples for step in steps], np.bool_)
         ends = starts + counts
-        self._check(rows, starts, ends, len(arrays.token_ids))
+        self._check(rows, starts, ends)
         for step in steps:
             if step.new_block_ids:
                 self._append_blocks(step.row, step.new_block_ids)
@@ -97,17 +97,15 @@ class Rows:
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
 
-    def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray, max_tokens: int) -> None:
-        """Only tokens a row holds can be computed, each row once, and no more than a step has room for."""
-        if len(rows) > self.max_num_seqs or (ends - starts).sum() > max_tokens:
-            raise StepError(f"{(ends - starts).sum()} tokens of {len(rows)} rows are more than a step can hold")
-        if rows.min() < 0 or rows.max() >= self.max_num_seqs:
-            raise StepError(f"rows {rows.tolist()} do not all exist; there are {self.max_num_seqs}")
-        known = np.minimum(self._num_tokens[rows], self._token_ids.shape[1] - 1)
-        if (starts < 0).any() or (ends < starts).any() or (ends > known).any():
+    def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray) -> None:
+        """Only rows that exist and only tokens they hold can be computed."""
+        numbers = rows.tolist()
+        if min(numbers) < 0 or max(numbers) >= self.max_num_seqs or len(numbers) > self.max_num_seqs:
+            raise StepError(f"rows {numbers} do not all exist; there are {self.max_num_seqs}")
+        held = np.minimum(self._num_tokens[rows], self._token_ids.shape[1] - 1)
+        if not ((starts >= 0) & (starts <= ends) & (ends <= held)).all():
             raise StepError(
-                f"rows {rows.tolist()} compute tokens {starts.tolist()} to {ends.tolist()}, "
-                f"but hold {self._num_tokens[rows].tolist()}"
+                f"rows {numbers} compute tokens {starts.tolist()} to {ends.tolist()}, but hold {held.tolist()}"
             )
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
@@ -122,6 +120,8 @@ class Rows:
         query_starts = arrays.query_starts[: len(rows) + 1]
         np.cumsum(counts, out=query_starts[1:])
         num_tokens = int(query_starts[-1])
+        if num_tokens > len(arrays.token_ids):
+            raise StepError(f"{num_tokens} tokens are more than a step can hold ({len(arrays.token_ids)})")
         positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], counts)
         arrays.positions[:num_tokens] = positions
         arrays.token_ids[:num_tokens] = self._token_ids[np.repeat(rows, counts), positions]
