@@ -174,7 +174,8 @@ def _respelled_spaces(vocabulary: Vocabulary) -> Vocabulary:
 
     Files write them out, as user-defined tokens; text reaches the merges with its spaces already respelled.
     """
-    runs = {token_id for token_id, token in enumerate(vocabulary.tokens) if token and not token.strip(" ")}
+    blank = [token_id for token_id, token in enumerate(vocabulary.tokens) if token.isspace()]
+    runs = [token_id for token_id in blank if not vocabulary.tokens[token_id].strip(" ")]
     if not runs:
         return vocabulary
     tokens = list(vocabulary.tokens)
@@ -182,7 +183,7 @@ def _respelled_spaces(vocabulary: Vocabulary) -> Vocabulary:
     for token_id in runs:
         tokens[token_id] = SPACE * len(tokens[token_id])
         kinds[token_id] = TokenKind.NORMAL
-    if len(set(tokens)) != len(tokens):
+    if not {tokens[token_id] for token_id in runs}.isdisjoint(vocabulary.tokens):
         raise TokenizerError("tokenizer.ggml.tokens has a run of spaces in two spellings")
     return Vocabulary(tokens, kinds, vocabulary.special_ids)
 
