@@ -134,10 +134,12 @@ struct KeyTile {
   int num_tokens;  // stored in these pages by the last query's position
   const uint16_t* keys[kKeyTilePages];
   const uint16_t* values[kKeyTilePages];
+  int64_t keys_to_values;                // elements
+  int64_t values_to_next[kKeyTilePages];  // to the keys that are needed next, or 0: for prefetching
 };
 
 template <int rows, int pages>
-inline void score_pages(const Left* q, int head_size, const uint16_t* const* keys, float* scores) {
+[[gnu::noinline]] void score_pages(const Left* q, int head_size, const uint16_t* const* keys, int64_t ahead, float* scores) {
   constexpr int vectors_per_page = kPage / F32::width, vectors = pages * vectors_per_page;
   const uint16_t* right[vectors];
   F32 sum[rows][vectors];
@@ -148,7 +150,7 @@ inline void score_pages(const Left* q, int head_size, const uint16_t* const* key
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) sum[r][v] = F32::zero();
   }
-  add_pair_products<rows, vectors>(sum, q, head_size, right, 2 * kPage, head_size / 2);
+  add_pair_products<rows, vectors>(sum, q, head_size, right, 2 * kPage, head_size / 2, ahead);
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
@@ -161,9 +163,11 @@ inline void score_rows(const Left* q, int head_size, const KeyTile& tile, float*
   constexpr int at_once = tile_vectors(rows) * F32::width / kPage;
   int page = tile.first;
   for (; page + at_once <= tile.end; page += at_once) {
-    score_pages<rows, at_once>(q, head_size, tile.keys + page, scores + page * kPage);
+    score_pages<rows, at_once>(q, head_size, tile.keys + page, tile.keys_to_values, scores + page * kPage);
   }
-  for (; page < tile.end; ++page) score_pages<rows, 1>(q, head_size, tile.keys + page, scores + page * kPage);
+  for (; page < tile.end; ++page) {
+    score_pages<rows, 1>(q, head_size, tile.keys + page, tile.keys_to_values, scores + page * kPage);
+  }
 }
 
 // ---- weights = softmax(scores) ---------------------------------------------------------------------------------------
@@ -211,7 +215,7 @@ inline float softmax_row(float* scores, int first, int end, int first_seen, int 
 // ---- output = correction * output + weights v ------------------------------------------------------------------------
 
 template <int rows, int vectors>
-inline void add_value_vectors(const Left* weights, const float* correction, const KeyTile& tile, int head_size, int column,
+[[gnu::noinline]] void add_value_vectors(const Left* weights, const float* correction, const KeyTile& tile, int head_size, int column,
                               float* output) {
   F32 sum[rows][vectors];
 #pragma GCC unroll 8
@@ -228,7 +232,7 @@ inline void add_value_vectors(const Left* weights, const float* correction, cons
     for (int v = 0; v < vectors; ++v) right[v] = tile.values[page] + 2 * (column + v * F32::width);
     const Left* page_weights = weights + page * kPage;
     int pairs = tokens < kPage ? tokens / 2 : kPage / 2;
-    add_pair_products<rows, vectors>(sum, page_weights, kWeightsStride, right, 2 * head_size, pairs);
+    add_pair_products<rows, vectors>(sum, page_weights, kWeightsStride, right, 2 * head_size, pairs, tile.values_to_next[page]);
     if (tokens < kPage && tokens % 2 == 1) {
 #pragma GCC unroll 16
       for (int v = 0; v < vectors; ++v) right[v] += pairs * 2 * head_size;
@@ -300,26 +304,32 @@ inline void for_each_register_tile(int num_rows, Function function) {
   }
 }
 
-inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int kv_head, int tile_page) {
+inline const uint16_t* page_keys(const KvLayer& kv, const QueryTile& queries, int page, int kv_head) {
+  return kv.data + queries.block_table[page] * kv.page_elements + int64_t(kv_head) * kPage * kv.head_size;
+}
+
+// `next_head` and `next_page` say where the next key tile starts.
+inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int kv_head, int tile_page, int next_head, int next_page) {
   KeyTile tile;
   tile.first = queries.first_page > tile_page ? queries.first_page - tile_page : 0;
   tile.end = queries.end_page - tile_page < kKeyTilePages ? queries.end_page - tile_page : kKeyTilePages;
   int end_token = queries.first_position + queries.num_tokens - (tile_page + tile.first) * kPage;
   int page_tokens = (tile.end - tile.first) * kPage;
   tile.num_tokens = end_token < page_tokens ? end_token : page_tokens;
-  int64_t head = int64_t(kPage) * kv.head_size;
+  tile.keys_to_values = int64_t(kv.num_kv_heads) * kPage * kv.head_size;
   for (int page = tile.first; page < tile.end; ++page) {
-    const uint16_t* data = kv.data + queries.block_table[tile_page + page] * kv.page_elements;
-    tile.keys[page] = data + kv_head * head;
-    tile.values[page] = data + (kv.num_kv_heads + kv_head) * head;
+    tile.keys[page] = page_keys(kv, queries, tile_page + page, kv_head);
+    tile.values[page] = tile.keys[page] + tile.keys_to_values;
+    bool has_next = next_page + page < queries.end_page;
+    tile.values_to_next[page] =
+        has_next ? page_keys(kv, queries, next_page + page, next_head) - tile.values[page] : 0;
   }
   return tile;
 }
 
 // One key/value head and key tile for all rows of a query tile; `scratch` starts at the head's rows.
-inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries, int kv_head, int group, int tile_page,
+inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries, const KeyTile& tile, int group, int tile_page,
                             const AttentionScratch& scratch) {
-  KeyTile tile = key_tile(args.kv, queries, kv_head, tile_page);
   int head_size = args.kv.head_size, rows = queries.num_tokens * group;
   for_each_register_tile(rows, [&](int row, auto count) {
     score_rows<decltype(count)::value>(scratch.q + int64_t(row) * head_size, head_size, tile, scratch.scores + row * kKeyTile);
@@ -360,7 +370,9 @@ inline void attend_heads(const AttentionArgs& args, const QueryTile& queries, in
   memset(scratch.output, 0, size_t(end_head - first_head) * rows * head_size * sizeof(float));
   for (int page = queries.first_page / kKeyTilePages * kKeyTilePages; page < queries.end_page; page += kKeyTilePages) {
     for (int head = first_head; head < end_head; ++head) {
-      attend_key_tile(args, queries, head, group, page, rows_from(scratch, (head - first_head) * rows, head_size));
+      bool last = head + 1 == end_head;
+      KeyTile tile = key_tile(args.kv, queries, head, page, last ? first_head : head + 1, last ? page + kKeyTilePages : page);
+      attend_key_tile(args, queries, tile, group, page, rows_from(scratch, (head - first_head) * rows, head_size));
     }
   }
   for (int head = first_head; head < end_head; ++head) {

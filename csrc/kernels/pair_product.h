@@ -2,11 +2,14 @@
 // bf16 where the instruction set multiplies bf16 pairs, fp32 elsewhere.
 #pragma once
 #include "vec.h"
+#if !defined(OCT_VEC_SCALAR) && !defined(OCT_VEC_AVX512)
+#include "pair_product_avx2.h"
+#endif
 
 namespace octavo {
 namespace {
 
-#ifdef __AVX512BF16__
+#ifdef OCT_VEC_AVX512
 using Left = uint16_t;
 inline void store_left(F32 value, Left* dst) { value.store_bf16(dst); }
 inline void store_left(float value, Left* dst) { *dst = float_to_bf16(value); }
@@ -22,21 +25,25 @@ inline float left_to_float(Left value) { return value; }
 #if defined(OCT_VEC_SCALAR)
 constexpr int kTileRows = 2;
 constexpr int tile_vectors(int) { return 16; }
-#elif defined(__AVX512BF16__)
+#elif defined(OCT_VEC_AVX512)
 constexpr int kTileRows = 6;
 constexpr int tile_vectors(int) { return 4; }
 #else
 constexpr int kTileRows = 6;
-constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int tile_vectors(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 #endif
 
 // sum[r][v] += left[r][2k] * right[v][k][lane][0] + left[r][2k + 1] * right[v][k][lane][1], k ascending. Vector v starts
 // at right[v] and advances by right_stride elements a pair. Each element is summed in the same order whatever the tile.
+// The cache lines `ahead` elements from those read are prefetched.
 template <int rows, int vectors>
 [[gnu::always_inline]] inline void add_pair_products(F32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
                                                      const uint16_t* const (&right)[vectors], int64_t right_stride,
-                                                     int num_pairs) {
+                                                     int num_pairs, int64_t ahead) {
+  constexpr int vectors_per_line = 64 / (4 * F32::width);
   for (int k = 0; k < num_pairs; ++k) {
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; v += vectors_per_line) __builtin_prefetch(right[v] + k * right_stride + ahead);
 #if defined(OCT_VEC_SCALAR)
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
@@ -48,7 +55,7 @@ template <int rows, int vectors>
         sum[r][v].v += odd * bf16_to_float(pair[1]);
       }
     }
-#elif defined(__AVX512BF16__)
+#elif defined(OCT_VEC_AVX512)
     __m512i pairs[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) pairs[v] = _mm512_loadu_si512(right[v] + k * right_stride);
@@ -63,30 +70,7 @@ template <int rows, int vectors>
       }
     }
 #else
-    __m256i pairs[vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) {
-      pairs[v] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(right[v] + k * right_stride));
-    }
-    __m256 values[vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) values[v] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs[v], 16));
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      __m256 even = _mm256_broadcast_ss(left + r * left_stride + 2 * k);
-#pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) sum[r][v].v = _mm256_fmadd_ps(even, values[v], sum[r][v].v);
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) {
-      values[v] = _mm256_castsi256_ps(_mm256_and_si256(pairs[v], _mm256_set1_epi32(int(0xffff0000u))));
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      __m256 odd = _mm256_broadcast_ss(left + r * left_stride + 2 * k + 1);
-#pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) sum[r][v].v = _mm256_fmadd_ps(odd, values[v], sum[r][v].v);
-    }
+    add_pair_product(sum, left + 2 * k, left_stride, right, k * right_stride);
 #endif
   }
 }
@@ -101,14 +85,12 @@ template <int rows, int vectors>
     for (int v = 0; v < vectors; ++v) {
 #if defined(OCT_VEC_SCALAR)
       sum[r][v].v += left[r * left_stride] * bf16_to_float(*right[v]);
-#elif defined(__AVX512BF16__)
+#elif defined(OCT_VEC_AVX512)
       __m512i even = _mm512_and_si512(_mm512_loadu_si512(right[v]), _mm512_set1_epi32(0xffff));
       __m512i left_even = _mm512_set1_epi32(left[r * left_stride]);
       sum[r][v].v = _mm512_dpbf16_ps(sum[r][v].v, (__m512bh)left_even, (__m512bh)even);
 #else
-      __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(right[v]));
-      __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-      sum[r][v].v = _mm256_fmadd_ps(_mm256_broadcast_ss(left + r * left_stride), even, sum[r][v].v);
+      sum[r][v] = fma(F32::set1(left[r * left_stride]), first_of_pairs(right[v]), sum[r][v]);
 #endif
     }
   }
