@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -16,12 +17,20 @@ from octavo.errors import InvalidValueError
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def read_body(request: Request, model: type[Model], max_bytes: int) -> Model:
+@dataclass(frozen=True, slots=True)
+class Body(Generic[Model]):
+    """What a body says, and how long it was on the wire."""
+
+    content: Model
+    num_bytes: int
+
+
+async def read_body(request: Request, model: type[Model], max_bytes: int) -> Body[Model]:
     """The request's body as a `model`. Raises an error for status 400 that names the field, or for 413 or 415."""
     _check_content_type(request)
     body = await _read_bounded(request, max_bytes)
     try:
-        return model.model_validate_json(body, strict=True)
+        return Body(model.model_validate_json(body, strict=True), len(body))
     except ValidationError as error:
         raise _explain(error, body) from None
 

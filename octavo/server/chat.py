@@ -18,6 +18,7 @@ from octavo.server.body import read_body
 from octavo.server.chunks import Chunks, compact
 from octavo.server.disconnect import unless_client_leaves
 from octavo.server.openapi import json_body
+from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
 from octavo.server.wire import ChatRequest
@@ -31,10 +32,11 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers the last message of a conversation."""
     service = service_of(request)
     service.check_available()
-    body = await read_body(request, ChatRequest, service.settings.max_body_bytes)
+    received = await read_body(request, ChatRequest, service.settings.max_body_bytes)
+    body = received.content
     service.check_model(body.model)
     body.check()
-    prepared = _prepare(service, body)
+    prepared = await prepare(lambda: _prepare(service, body), received.num_bytes)
     deltas = interleave([service.engine.generate(prepared)])
     head = {"id": prepared.request_id, "object": "", "created": int(time.time()), "model": body.model}
     if body.stream:

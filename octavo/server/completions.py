@@ -18,6 +18,7 @@ from octavo.server.body import read_body
 from octavo.server.chunks import Chunks, compact
 from octavo.server.disconnect import unless_client_leaves
 from octavo.server.openapi import json_body
+from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
 from octavo.server.wire import CompletionRequest
@@ -33,11 +34,12 @@ async def create_completion(request: Request) -> Response:
     """Continues one or several prompts; choice i continues prompt i."""
     service = service_of(request)
     service.check_available()
-    body = await read_body(request, CompletionRequest, service.settings.max_body_bytes)
+    received = await read_body(request, CompletionRequest, service.settings.max_body_bytes)
+    body = received.content
     service.check_model(body.model)
     body.check()
     completion_id = f"cmpl-{uuid.uuid4().hex}"
-    prepared = _prepare(service, body, completion_id)
+    prepared = await prepare(lambda: _prepare(service, body, completion_id), received.num_bytes)
     deltas = interleave([service.engine.generate(one) for one in prepared])
     head = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
     if body.stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
@@ -109,3 +110,25 @@ def test_prompts_are_logged_only_when_asked(caplog: pytest.LogCaptureFixture) ->
                 server.chat("a private matter")
                 server.complete("another private matter")
             assert ("private matter" in caplog.text) is log_requests
+
+
+def test_a_huge_prompt_holds_up_nobody(server: Server, fake: FakeEngine) -> None:
+    """While one client's megabyte is being tokenised, the others are served."""
+    began, go_on = threading.Event(), threading.Event()
+    encode = fake.tokenizer.encode
+
+    def encode_slowly(text: str, **kwargs: bool) -> list[int]:
+        if len(text) > 10**6:
+            began.set()
+            go_on.wait(10)
+        return encode(text, **kwargs)
+
+    fake.tokenizer.encode = encode_slowly  # type: ignore[method-assign]
+    answers = []
+    client = threading.Thread(target=lambda: answers.append(server.complete("a" * (10**6 + 1))))
+    client.start()
+    assert began.wait(10)
+    assert server.complete("w").json["choices"][0]["text"] == "xyz"
+    go_on.set()
+    client.join()
+    assert answers[0].error["code"] == "context_length_exceeded"
