@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +38,8 @@ def chat(
     with LocalEngine(engine.args(reference, default_seed=fresh_seed())) as local:
         conversation = Conversation(local, params, system)
         if sys.stdin.isatty():
+            with suppress(ImportError):
+                import readline  # noqa: F401 - gives input() line editing and a history
             print(f"{reference} is ready. /help lists what else you can type.", file=sys.stderr)
         while (line := _next_line()) is not None:
             _take(line.strip(), conversation)
@@ -91,9 +93,9 @@ def _take(line: str, conversation: Conversation) -> None:
         try:
             conversation.answer(line)
         except RequestError as error:
-            print(f"octavo: {error}", file=sys.stderr)
             if not sys.stdin.isatty():
                 raise
+            print(f"octavo: {error} (/clear forgets the conversation)", file=sys.stderr)
 
 
 def _next_line() -> str | None:
