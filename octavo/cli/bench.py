@@ -29,7 +29,10 @@ def throughput(
     ],
     json_out: JsonOut = None,
 ) -> None:
-    """Tokens a second for many requests given at once; greedy, end of text ignored."""
+    """Tokens a second of many requests given at once.
+
+    Greedy; the end of text is ignored.
+    """
     from octavo.cli.measure import measure_throughput
 
     measure_throughput(engine.args(model_or_default(model)), workload, json_out)
@@ -45,7 +48,10 @@ def latency(
     num_runs: Annotated[int, typer.Option(min=1, help="The median of so many runs counts.")] = 5,
     json_out: JsonOut = None,
 ) -> None:
-    """Time to the first token and between tokens, for random prompts; greedy, end of text ignored."""
+    """Time to the first token and between tokens.
+
+    Random prompts; greedy; the end of text is ignored.
+    """
     from octavo.cli.measure import LatencySettings, measure_latency
 
     settings = LatencySettings(input_len, output_len, batch_size, num_runs)

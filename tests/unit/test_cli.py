@@ -57,7 +57,18 @@ def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
-HEAVY = {"numpy", "fastapi", "uvicorn", "tokenizers", "jinja2", "prometheus_client", "ctypes", "asyncio"}
+HEAVY = {
+    "numpy",
+    "fastapi",
+    "uvicorn",
+    "tokenizers",
+    "jinja2",
+    "prometheus_client",
+    "rich",
+    "pydantic",
+    "ctypes",
+    "asyncio",
+}
 
 
 def test_help_loads_nothing_heavy() -> None:
