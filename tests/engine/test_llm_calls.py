@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -87,13 +88,21 @@ def test_a_failing_step_raises_and_the_next_call_works(llm: LLM, fake: FakeEngin
 
 def test_an_interrupt_aborts_the_call_and_leaves_the_engine_usable(llm: LLM, fake: FakeEngine) -> None:
     execute = fake.executor.execute
+    abort = llm._thread.abort
+    interrupted = threading.Event()
+
+    def abort_and_tell(request_ids: Sequence[str]) -> None:
+        abort(request_ids)
+        interrupted.set()
 
     def interrupt_third_step(plan: StepPlan) -> StepOutput:
         if len(fake.executor.plans) == 2:
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: to the process, not to this thread
+            interrupted.wait(20)
         return execute(plan)
 
     fake.executor.execute = interrupt_third_step  # type: ignore[method-assign]
+    llm._thread.abort = abort_and_tell  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["25"] * 5, replace(FREE, max_tokens=900))
     assert token_ids(llm.generate("258", FREE)) == [continuation([2, 5, 8], FREE, 30)]
