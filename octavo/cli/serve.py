@@ -81,7 +81,7 @@ def serve(
         from octavo.engine.async_engine import AsyncEngine
         from octavo.engine.build import build_engine
         from octavo.metrics.totals import EngineTotals
-        from octavo.server.run import RunOptions
+        from octavo.server.run import LOG_STATS_INTERVAL_S, RunOptions
         from octavo.server.run import serve as run_server
         from octavo.server.settings import ServerSettings
 
@@ -93,7 +93,11 @@ def serve(
             api_keys=tuple(api_key or ()),
             log_requests=enable_log_requests,
         )
-        options = RunOptions(shutdown_timeout, not disable_log_stats, uvicorn_log_level.value)
+        options = RunOptions(
+            shutdown_timeout_s=shutdown_timeout,
+            log_stats_interval_s=None if disable_log_stats else LOG_STATS_INTERVAL_S,
+            uvicorn_log_level=uvicorn_log_level.value,
+        )
         code = run_server(AsyncEngine(built), settings, totals, bound, options)
     raise typer.Exit(code)
 

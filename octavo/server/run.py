@@ -28,9 +28,10 @@ from octavo.server.startup import startup_text, startup_values
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
+LOG_STATS_INTERVAL_S = 10.0
+
 logger = logging.getLogger(__name__)
 
-_ACTIVITY_INTERVAL_S = 10.0
 _HEALTH_INTERVAL_S = 0.2
 # How long /health says 503 before a process with a broken engine ends.
 _DEATH_NOTICE_S = 2.0
@@ -42,8 +43,10 @@ _KEEP_ALIVE_S = 75
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
+    """`log_stats_interval_s` is how often a line of activity is logged; None: never."""
+
     shutdown_timeout_s: float = 30.0
-    log_stats: bool = True
+    log_stats_interval_s: float | None = LOG_STATS_INTERVAL_S
     uvicorn_log_level: str = "warning"
 
 
@@ -145,10 +148,13 @@ class _Run:
         return 0
 
     async def _log_activity(self) -> None:
+        interval_s = self._options.log_stats_interval_s
+        if interval_s is None:
+            return
         meter = ActivityMeter(self._totals)
-        while self._options.log_stats:
-            await asyncio.sleep(_ACTIVITY_INTERVAL_S)
-            activity = meter.read(_ACTIVITY_INTERVAL_S)
+        while True:
+            await asyncio.sleep(interval_s)
+            activity = meter.read(interval_s)
             if activity is not None:
                 log_event(logger, "activity", str(activity), asdict(activity))
 

@@ -354,3 +354,11 @@ def test_missing_and_unknown_models(shared: Server) -> None:
 def test_numbers_of_the_answer_are_finite(shared: Server) -> None:
     usage = shared.chat().json["usage"]
     assert all(math.isfinite(value) for value in usage.values() if isinstance(value, int))
+
+
+def test_the_openapi_document_describes_the_bodies(shared: Server) -> None:
+    document = shared.request("GET", "/openapi.json").json
+    for path, model in (("/v1/chat/completions", ChatRequest), ("/v1/completions", CompletionRequest)):
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert set(schema["properties"]) == set(model.model_fields)
+        assert "$ref" not in json.dumps(schema)

@@ -124,6 +124,19 @@ def test_the_start_up_block_says_what_was_decided() -> None:
     assert all(json.loads(line)["level"] for line in server.lines)
 
 
+def test_activity_is_logged_while_there_is_some() -> None:
+    with server_process(ALPHABET, "--log-format", "json", "--log-stats-interval", "0.2") as server:
+        assert len(server.lines) == 1
+        server.request("POST", "/v1/completions", ENDLESS)
+        eventually(lambda: len(server.lines) > 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    activities = [line for line in map(json.loads, server.lines) if line.get("event") == "activity"]
+    assert len(activities) <= 2, "a request of 16 tokens cannot last longer"
+    assert sum(line["generation_tokens_per_s"] for line in activities) * 0.2 == pytest.approx(16)
+    assert activities[-1]["num_running"] == 0
+
+
 def test_a_taken_port_is_named_and_another_proposed() -> None:
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
