@@ -1,0 +1,175 @@
+"""SmolLM2 through the whole engine: the same request gives the same tokens, whatever runs beside it and however."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.config import BLOCK_TOKENS, ActivationDtype, EngineArgs
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.build import build_engine
+from tests.engine.fake_engine import Recorder
+
+TEXT = """The keeper of the lighthouse wrote one line a day, and on most days the line was about the weather. On the
+third of May he wrote that a ship had passed too close, that its lamps were green, and that nobody answered his call.
+def mean(values): return sum(values) / len(values)  # 12, 7, 30 -> 16.33  Die Katze schläft. 猫は眠っている。"""
+MAX_TOKENS = 8
+
+Tokens = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests to be run together or apart."""
+
+    prompts: list[list[int]]
+    sampling: list[SamplingParams]
+
+    def run(self, llm: LLM, order: Sequence[int] | None = None) -> Tokens:
+        """The tokens of each request, run as one batch in `order`; the result is in the workload's own order."""
+        order = range(len(self.prompts)) if order is None else order
+        outputs = llm.generate([self.prompts[i] for i in order], [self.sampling[i] for i in order])
+        tokens = dict(zip(order, (output.outputs[0].token_ids for output in outputs), strict=True))
+        return [tokens[index] for index in sorted(tokens)]
+
+    def until(self, num_tokens: int) -> Workload:
+        """The same requests, each going on until it is `num_tokens` long, prompt included."""
+        ends = [num_tokens - len(prompt) for prompt in self.prompts]
+        return Workload(self.prompts, [replace(s, max_tokens=end) for s, end in zip(self.sampling, ends, strict=True)])
+
+
+def make_workload(llm: LLM, count: int, longest: int) -> Workload:
+    """Prompts of 1 to `longest` tokens, every other one sampled with a seed, every third with a common beginning."""
+    text = llm._engine.tokenizer.encode(TEXT * 2)
+    rng = random.Random(20)
+    starts = [0 if index % 3 == 0 else rng.randrange(len(text) - longest) for index in range(count)]
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    sampled = replace(greedy, temperature=1.0, top_p=0.95, top_k=200)
+    return Workload(
+        [text[start : start + rng.randint(1, longest)] for start in starts],
+        [replace(sampled, seed=index) if index % 2 else greedy for index in range(count)],
+    )
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path: Path) -> str:
+    return str(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def llm(model: str) -> Iterator[LLM]:
+    with LLM(model, max_model_len=512, kv_cache_memory_bytes=2**27) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def few(llm: LLM) -> tuple[Workload, Tokens]:
+    """A few requests and what they get, each alone."""
+    workload = make_workload(llm, 6, 75)
+    return workload, [workload.run(llm, [index])[0] for index in range(6)]
+
+
+@pytest.mark.parametrize("activation_dtype", ["int8", "bf16"])
+def test_alone_in_a_batch_of_64_and_in_another_order(model: str, activation_dtype: ActivationDtype) -> None:
+    options = {"max_model_len": 512, "kv_cache_memory_bytes": 2**28, "activation_dtype": activation_dtype}
+    with LLM(model, **options) as llm:
+        workload = make_workload(llm, 64, 40)
+        together = workload.run(llm)
+        for index in range(0, 64, 11):
+            assert workload.run(llm, [index]) == [together[index]]
+        order = list(range(64))
+        random.Random(7).shuffle(order)
+        assert workload.run(llm, order) == together
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_any_chunk_size(model: str, few: tuple[Workload, Tokens], chunk: int) -> None:
+    workload, alone = few
+    with LLM(model, max_model_len=512, kv_cache_memory_bytes=2**27, max_num_batched_tokens=chunk) as llm:
+        assert workload.run(llm) == alone
+
+
+def test_after_preemptions(model: str, llm: LLM, few: tuple[Workload, Tokens]) -> None:
+    workload, alone = few
+    longest = max(len(prompt) for prompt in workload.prompts) + MAX_TOKENS
+    num_blocks = -(-longest // BLOCK_TOKENS) + 2
+    block_bytes = llm.config.kv_cache_bytes // llm.config.num_blocks
+    args = EngineArgs(model, max_model_len=longest, kv_cache_memory_bytes=num_blocks * block_bytes)
+    stats = Recorder()
+    with LLM.from_engine(build_engine(args, listeners=[stats])) as tiny:
+        assert tiny.config.num_blocks == num_blocks
+        expected = workload.until(longest).run(llm)
+        assert workload.until(longest).run(tiny) == expected
+    assert [tokens[:MAX_TOKENS] for tokens in expected] == alone
+    assert sum(step.num_preempted for step in stats.steps) >= 2
+
+
+def test_a_seed_decides_and_without_one_answers_differ(llm: LLM) -> None:
+    def answers(*seeds: int | None) -> Tokens:
+        sampling = [SamplingParams(temperature=1.5, seed=seed, max_tokens=12, ignore_eos=True) for seed in seeds]
+        return [out.outputs[0].token_ids for out in llm.generate(["Once upon a time"] * len(seeds), sampling)]
+
+    (alone,) = answers(2**63 + 5)
+    batch = answers(3, 2**63 + 5, None, None, 4, 2**63 + 5, 2**63 + 5 - 2**64)
+    assert batch[1] == batch[5] == batch[6] == alone
+    assert len({*batch}) == 5
+
+
+def test_stop_strings_cut_the_text_where_it_stands_alone(llm: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    (full,) = (out.outputs[0].text for out in llm.generate("The weather in May is", free))
+    middle = len(full) // 2
+    stop = full[middle : middle + 5]
+    for include in (False, True):
+        sampling = replace(free, stop=("never said", stop), include_stop_str_in_output=include)
+        answer = llm.generate("The weather in May is", sampling)[0].outputs[0]
+        assert answer.text == full[: full.index(stop) + len(stop) * include]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+
+
+def test_min_tokens_holds_the_end_back(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is 1 + 1? Answer with one word."}]
+    sampling = SamplingParams(temperature=0, max_tokens=60)
+    brief = llm.chat(question, sampling)[0].outputs[0]
+    assert brief.finish_reason == "stop" and brief.stop_reason is None
+    count = len(brief.token_ids) + 5
+    longer = llm.chat(question, replace(sampling, min_tokens=count))[0].outputs[0]
+    assert len(longer.token_ids) >= count
+    assert longer.token_ids[: len(brief.token_ids) - 1] == brief.token_ids[:-1]
+    assert not set(longer.token_ids[:count]) & llm._engine.tokenizer.eos_token_ids
+
+
+def test_an_abort_frees_everything_and_changes_nobody_elses_tokens(model: str, few: tuple[Workload, Tokens]) -> None:
+    workload, alone = few
+    stats = Recorder()
+    args = EngineArgs(model, max_model_len=512, kv_cache_memory_bytes=2**27)
+    engine = AsyncEngine(build_engine(args, listeners=[stats]))
+
+    async def whole(index: int) -> tuple[int, ...]:
+        request = engine.input.from_prompt(workload.prompts[index], workload.sampling[index])
+        return tuple([token async for delta in engine.generate(request) for token in delta.token_ids])
+
+    async def part(num_deltas: int) -> None:
+        request = engine.input.from_prompt(TEXT, SamplingParams(max_tokens=None, ignore_eos=True))
+        async with aclosing(engine.generate(request)) as stream:
+            for _ in range(num_deltas):
+                await anext(stream)
+
+    async def main() -> list[tuple[int, ...]]:
+        engine.start()
+        streams = asyncio.gather(*(whole(index) for index in range(6)))
+        await asyncio.gather(*(part(num_deltas) for num_deltas in (1, 2, 3)))
+        tokens = await streams
+        await engine.shutdown(20)
+        return tokens
+
+    assert asyncio.run(main()) == alone
+    assert [request.finish_reason for request in stats.requests].count("abort") == 3
+    assert stats.steps[-1].num_blocks_used == stats.steps[-1].num_running == 0
