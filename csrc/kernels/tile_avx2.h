@@ -14,11 +14,33 @@ constexpr int kMaxTileRows = 6;
 constexpr int kBf16PanelColumns = 16;
 constexpr int grouped_panel_columns(int bits) { return bits == 8 ? 8 : 16; }
 
-// GCC keeps arrays of these in registers; of __m256i it does not always.
 typedef short v16hi __attribute__((vector_size(32)));
 typedef int v8si __attribute__((vector_size(32)));
 
-inline v16hi dot_pairs(__m256i codes, __m256i activations) { return v16hi(_mm256_maddubs_epi16(codes, activations)); }
+inline __m256i broadcast_step(const Int8Group& group, int s) {
+  int codes;
+  memcpy(&codes, group.codes + 4 * s, 4);
+  return _mm256_set1_epi32(codes);
+}
+
+inline void start_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Group& row, int s) {
+  __m256i activations = broadcast_step(row, s);
+  dots[0] = v16hi(_mm256_maddubs_epi16(codes[0], activations));
+  dots[1] = v16hi(_mm256_maddubs_epi16(codes[1], activations));
+}
+
+// In assembly because GCC otherwise computes the products of all steps first and spills every one of them.
+inline void add_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Group& row, int s) {
+  v16hi products, activations;
+  asm("vpbroadcastd %[step], %[activations]\n\t"
+      "vpmaddubsw %[activations], %[codes0], %[products]\n\t"
+      "vpmaddubsw %[activations], %[codes1], %[activations]\n\t"
+      "vpaddw %[products], %[dots0], %[dots0]\n\t"
+      "vpaddw %[activations], %[dots1], %[dots1]"
+      : [dots0] "+x"(dots[0]), [dots1] "+x"(dots[1]), [products] "=&x"(products), [activations] "=&x"(activations)
+      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]), [step] "m"(*reinterpret_cast<const int8_t(*)[4]>(row.codes + 4 * s)));
+}
+
 inline v8si add_pairs(v16hi sums, short factor) {
   return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi16(factor)));
 }
@@ -38,12 +60,6 @@ inline void load_step(const uint8_t* codes, int s, __m256i (&vectors)[2]) {
     vectors[0] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + 2 * s);
     vectors[1] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + 2 * s + 1);
   }
-}
-
-inline __m256i broadcast_step(const Int8Group* group, int s) {
-  int codes;
-  memcpy(&codes, group->codes + 4 * s, 4);
-  return _mm256_set1_epi32(codes);
 }
 
 // Adds a dot of codes to the sum of an output: see operand.h for the order, which all instruction sets share.
@@ -89,12 +105,8 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
           load_step<Format>(panel, s, codes);
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
-            __m256i activations = broadcast_step(reinterpret_cast<const Int8Group*>(rows + r * row_bytes), s);
-#pragma GCC unroll 2
-            for (int i = 0; i < 2; ++i) {
-              v16hi pairs = dot_pairs(codes[i], activations);
-              dots[r][i] = step == 0 ? pairs : dots[r][i] + pairs;
-            }
+            const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+            step == 0 ? start_dots(dots[r], codes, row, s) : add_dots(dots[r], codes, row, s);
           }
         }
 #pragma GCC unroll 8
@@ -106,20 +118,40 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
           }
         }
       }
+      __m256 scale[vectors], min[vectors];
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        __m256 scale = load_halves(halves + part * columns + v * kLanes);
-        __m256 min = Format::has_min ? load_halves(halves + parts * columns + v * kLanes) : _mm256_setzero_ps();
+        scale[v] = load_halves(halves + part * columns + v * kLanes);
+        min[v] = Format::has_min ? load_halves(halves + parts * columns + v * kLanes) : _mm256_setzero_ps();
+      }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < R; ++r) {
+        const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) {
           v8si dot = Format::bits == 8 ? wide[r][0] + wide[r][1] : wide[r][v];
           float* sum = out + r * out_stride + v * kLanes;
-          const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
-          _mm256_storeu_ps(sum, add_group<Format>(_mm256_loadu_ps(sum), dot, row, part, scale, min));
+          _mm256_storeu_ps(sum, add_group<Format>(_mm256_loadu_ps(sum), dot, row, part, scale[v], min[v]));
         }
       }
     }
   }
+}
+
+// The first or second of each pair of bf16, as fp32. The second is masked by an instruction whose operands are both in
+// memory: kept in registers, pairs and mask would push sums of the tile out.
+inline __m256 widen_pairs(const uint8_t* pairs, int which) {
+  if (which == 0) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)), 16));
+  }
+  alignas(32) static constexpr uint32_t mask[kLanes] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                        0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+  __m256 values;
+  asm("vmovaps %[mask], %[values]\n\t"
+      "vandps %[pairs], %[values], %[values]"
+      : [values] "=x"(values)
+      : [mask] "m"(mask), [pairs] "m"(*reinterpret_cast<const uint8_t(*)[32]>(pairs)));
+  return values;
 }
 
 // bf16 weights widened to fp32; the operand already is fp32.
@@ -133,20 +165,15 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_ps();
   }
-  const __m256i* weights = reinterpret_cast<const __m256i*>(panel);
-  for (int64_t k = 0; k < num_groups * kGroup; k += 2, weights += vectors, rows += 2 * sizeof(float)) {
+  for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 32 * vectors, rows += 2 * sizeof(float)) {
 #pragma GCC unroll 2
-    for (int odd = 0; odd < 2; ++odd) {
+    for (int which = 0; which < 2; ++which) {
       __m256 values[vectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) {
-        __m256i pairs = _mm256_loadu_si256(weights + v);
-        __m256i bits = odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000u))) : _mm256_slli_epi32(pairs, 16);
-        values[v] = _mm256_castsi256_ps(bits);
-      }
+      for (int v = 0; v < vectors; ++v) values[v] = widen_pairs(panel + 32 * v, which);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        __m256 activation = _mm256_broadcast_ss(reinterpret_cast<const float*>(rows + r * row_bytes) + odd);
+        __m256 activation = _mm256_broadcast_ss(reinterpret_cast<const float*>(rows + r * row_bytes) + which);
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_fmadd_ps(activation, values[v], sums[r][v]);
       }
