@@ -92,7 +92,8 @@ class AsyncEngine:
         await self._wait_idle(timeout_s)
         self._thread.abort(tuple(self._unfinished))
         await self._wait_idle(STEP_GRACE_S)
-        if await asyncio.to_thread(self._thread.stop, STEP_GRACE_S):
+        if await asyncio.to_thread(self._thread.stop, STEP_GRACE_S) and self._started:
+            self._started = False
             self._engine.core.close()
 
     def _submit(self, request: Request) -> _Stream:
