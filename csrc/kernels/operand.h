@@ -48,22 +48,51 @@ inline void round_group_to_bf16(const float* values, uint16_t* dst) {
 // they would in integers.
 inline float round_to_12_bits(float value) { return bits_to_float((float_to_bits(value) + 0x800) & ~0xfffu); }
 
-inline void quantize_group_to_int8(const float* values, Int8Group* dst) {
+inline float largest_magnitude(const float* values) {
   F32 largest = F32::zero();
   for (int i = 0; i < kGroup; i += F32::width) largest = max(largest, abs(F32::load(values + i)));
-  float amax = largest.max();
+  return largest.max();
+}
+
+// codes = values * inverse, rounded to nearest, ties to even; sums[h] of columns 16 h .. 16 h + 15.
+#ifdef OCT_VEC_SCALAR
+inline void round_to_codes(const float* values, float inverse, int8_t* codes, int (&sums)[2]) {
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < kGroup; ++i) {
+    int code = int(nearbyintf(values[i] * inverse));
+    codes[i] = int8_t(code);
+    sums[i / 16] += code;
+  }
+}
+#else
+inline __m256i round_eight(const float* values, __m256 inverse) {
+  return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values), inverse));
+}
+
+inline void round_to_codes(const float* values, float inverse, int8_t* codes, int (&sums)[2]) {
+  __m256 factor = _mm256_set1_ps(inverse);
+  __m256i low = _mm256_packs_epi32(round_eight(values, factor), round_eight(values + 8, factor));
+  __m256i high = _mm256_packs_epi32(round_eight(values + 16, factor), round_eight(values + 24, factor));
+  // Packing works within halves of 128 bits: the quarters of 4 codes come out as 0 2 4 6 1 3 5 7.
+  __m256i packed = _mm256_packs_epi16(low, high);
+  packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), packed);
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), packed);
+  __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  __m128i halves = _mm_hadd_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+  halves = _mm_hadd_epi32(halves, halves);
+  sums[0] = _mm_cvtsi128_si32(halves);
+  sums[1] = _mm_extract_epi32(halves, 1);
+}
+#endif
+
+inline void quantize_group_to_int8(const float* values, Int8Group* dst) {
+  float amax = largest_magnitude(values);
   // Below this the reciprocal would overflow; such a group is zero for all purposes.
   bool is_zero = amax < 1e-30f;
   float scale = is_zero ? 0.0f : round_to_12_bits(amax / 127.0f);
-  F32 inverse = F32::set1(is_zero ? 0.0f : 1.0f / scale);
-  float rounded[kGroup];
-  for (int i = 0; i < kGroup; i += F32::width) round(F32::load(values + i) * inverse).store(rounded + i);
-  int sums[2] = {0, 0};
-  for (int i = 0; i < kGroup; ++i) {
-    int code = int(rounded[i]);
-    dst->codes[i] = int8_t(code);
-    sums[i / 16] += code;
-  }
+  int sums[2];
+  round_to_codes(values, is_zero ? 0.0f : 1.0f / scale, dst->codes, sums);
   dst->scale = scale;
   dst->sum = scale * float(sums[0] + sums[1]);
   dst->half_sums[0] = scale * float(sums[0]);
