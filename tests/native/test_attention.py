@@ -1,0 +1,218 @@
+"""Paged attention against torch, and that a request's numbers depend on nothing but the request.
+
+Keys and values go in as they come (no rope, no norms), so the oracle knows exactly what the pages hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from octavo.backends.native.instructions import Attention, Buffer, RopeKv
+from octavo.backends.native.library import Context, FloatArray, KvCache
+from octavo.graph.ops import KvLayer
+from tests.native.harness import F32, Chunk, Step, num_blocks_for, run
+from tests.native.reference import attention
+
+
+@pytest.fixture
+def contexts(isa: str) -> Iterator[list[Context]]:
+    """Teams of one, two and three threads of one instruction set."""
+    contexts = [Context(isa, threads) for threads in (1, 2, 3)]
+    yield contexts
+    for context in contexts:
+        context.close()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An attention layer, the pages it may use and a way to run one step of it."""
+
+    num_heads: int
+    kv: KvLayer
+    scale: float
+    softcap: float | None
+    cache: KvCache
+
+    @classmethod
+    def of(
+        cls, heads: int, groups: int, head_size: int, *, window: int | None = None, softcap: float | None = None
+    ) -> Layer:
+        kv = KvLayer(0, groups, head_size, window)
+        return cls(heads, kv, head_size**-0.5, softcap, KvCache(1, 100, groups, head_size))
+
+    @property
+    def qkv_columns(self) -> int:
+        return (self.num_heads + 2 * self.kv.num_kv_heads) * self.kv.head_size
+
+    def requests(self, rng: np.random.Generator, lengths: Sequence[int]) -> list[FloatArray]:
+        """q, k and v of requests of these lengths. Scores reach about 15, so weights are far from even."""
+        return [
+            rng.standard_normal((length, self.qkv_columns)).astype(np.float32) * np.float32(2) for length in lengths
+        ]
+
+    def step(self, context: Context, chunks: Sequence[Chunk], qkv: Sequence[FloatArray]) -> list[FloatArray]:
+        columns = self.num_heads * self.kv.head_size
+        rows = np.concatenate(qkv) if qkv else np.zeros((0, self.qkv_columns), np.float32)
+        found = run(
+            context,
+            [Buffer(F32, self.qkv_columns), Buffer(F32, columns)],
+            [
+                RopeKv(0, None, self.num_heads, self.kv),
+                Attention(0, 1, self.num_heads, self.kv, self.scale, self.softcap),
+            ],
+            Step(chunks),
+            inputs={0: rows},
+            kv=self.cache,
+        ).buffers[1]
+        return np.split(found, np.cumsum([len(part) for part in qkv])[:-1]) if qkv else []
+
+    def expected(self, qkv: FloatArray, isa: str) -> npt.NDArray[np.float64]:
+        head_size, groups = self.kv.head_size, self.kv.num_kv_heads
+        x = torch.from_numpy(qkv).reshape(len(qkv), -1, head_size)
+        q, k, v = x.split([self.num_heads, groups, groups], 1)
+        q = q * self.scale
+        if isa == "avx512":  # multiplies bf16
+            q = q.bfloat16()
+        k, v = k.bfloat16(), v.bfloat16()
+        out = attention(q.double(), k.double(), v.double(), 1.0, self.kv.window, self.softcap)
+        found: npt.NDArray[np.float64] = out.reshape(len(qkv), -1).numpy()
+        return found
+
+
+def shuffled_blocks(rng: np.random.Generator, lengths: Sequence[int]) -> list[list[int]]:
+    blocks = rng.permutation(100).tolist()
+    return [[blocks.pop() for _ in range(num_blocks_for(length))] for length in lengths]
+
+
+def tolerance(context: Context) -> float:
+    """fp32 scores of up to 20 are off by 1e-5, and so are weights of values of up to 8; AVX-512 rounds weights to bf16."""
+    return 3e-2 if context.isa == "avx512" else 8e-5
+
+
+SHAPES = [
+    pytest.param(9, 3, 64, None, None, id="smollm2"),
+    pytest.param(14, 2, 64, None, None, id="qwen2"),
+    pytest.param(4, 1, 256, 100, None, id="gemma3"),
+    pytest.param(3, 3, 80, None, None, id="no-groups"),
+    pytest.param(10, 2, 128, 33, 20.0, id="window-softcap"),
+    pytest.param(6, 1, 96, 7, None, id="window-in-a-block"),
+    pytest.param(2, 2, 32, 1, None, id="window-one"),
+    pytest.param(12, 2, 16, None, 5.0, id="small-softcap"),
+    pytest.param(60, 1, 18, None, None, id="more-rows-than-a-tile"),
+    pytest.param(1, 1, 2, 250, None, id="tiny"),
+]
+
+
+@pytest.mark.parametrize(("heads", "groups", "head_size", "window", "softcap"), SHAPES)
+def test_prefill_is_attention(
+    context: Context,
+    heads: int,
+    groups: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    rng: np.random.Generator,
+) -> None:
+    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap)
+    lengths = [1, 16, int(rng.integers(2, 60)), int(rng.integers(129, 200))]
+    qkv = layer.requests(rng, lengths)
+    chunks = [Chunk(n, 0, blocks) for n, blocks in zip(lengths, shuffled_blocks(rng, lengths), strict=True)]
+    for found, rows in zip(layer.step(context, chunks, qkv), qkv, strict=True):
+        np.testing.assert_allclose(found, layer.expected(rows, context.isa), atol=tolerance(context))
+
+
+@pytest.mark.parametrize(("heads", "groups", "head_size", "window", "softcap"), SHAPES)
+def test_a_request_is_the_same_in_any_company(
+    contexts: list[Context],
+    heads: int,
+    groups: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    rng: np.random.Generator,
+) -> None:
+    """In chunks of any size, decoding or not, beside others, on any number of threads: the same bits."""
+    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap)
+    length = int(rng.integers(130, 180))
+    (qkv,) = layer.requests(rng, [length])
+    (blocks,) = shuffled_blocks(rng, [length])
+    (whole,) = layer.step(contexts[0], [Chunk(length, 0, blocks)], [qkv])
+    others = [block for block in range(100) if block not in blocks]
+    for chunk_size in (1, 7, 16, 33, 64):
+        start = max(0, length - 20) if chunk_size == 1 else 0
+        for first in range(start, length, chunk_size):
+            rows = qkv[first : first + chunk_size]
+            chunks, parts = [Chunk(len(rows), first, blocks)], [rows]
+            for count, position, first_block in ((1, 77, 0), (20, 0, 10), (9, 40, 20)):
+                at = int(rng.integers(0, len(chunks) + 1))
+                chunks.insert(at, Chunk(count, position, others[first_block : first_block + 10]))
+                parts.insert(at, *layer.requests(rng, [count]))
+            context = contexts[first // chunk_size % 3]
+            found = layer.step(context, chunks, parts)[next(i for i, part in enumerate(parts) if part is rows)]
+            np.testing.assert_array_equal(found, whole[first : first + chunk_size])
+
+
+def test_many_decodes_at_once(contexts: list[Context], rng: np.random.Generator) -> None:
+    layer = Layer.of(9, 3, 64)
+    lengths = rng.integers(1, 60, 20).tolist()
+    qkv = layer.requests(rng, lengths)
+    blocks = shuffled_blocks(rng, lengths)
+    prompts = [Chunk(n - 1, 0, b) for n, b in zip(lengths, blocks, strict=True)]
+    layer.step(contexts[0], prompts, [rows[:-1] for rows in qkv])
+    decodes = [Chunk(1, n - 1, b) for n, b in zip(lengths, blocks, strict=True)]
+    together = [layer.step(context, decodes, [rows[-1:] for rows in qkv]) for context in contexts]
+    for request, rows in enumerate(qkv):
+        np.testing.assert_allclose(
+            together[0][request][0], layer.expected(rows, contexts[0].isa)[-1], atol=tolerance(contexts[0])
+        )
+        (alone,) = layer.step(contexts[0], [decodes[request]], [rows[-1:]])
+        for found in together:
+            np.testing.assert_array_equal(found[request], alone)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_what_another_request_left_in_a_page_is_never_seen(
+    context: Context, window: int | None, rng: np.random.Generator
+) -> None:
+    """Not even NaN, which a product with zero does not hide."""
+    layer = Layer.of(6, 2, 64, window=window)
+    clean = Layer.of(6, 2, 64, window=window)
+    layer.step(context, [Chunk(1600, 0, range(100))], [np.full((1600, layer.qkv_columns), np.nan, np.float32)])
+    (qkv,) = layer.requests(rng, [45])
+    (blocks,) = shuffled_blocks(rng, [45])
+    for first, count in ((0, 19), (19, 13), (32, 1), (33, 1), (34, 11)):
+        rows = qkv[first : first + count]
+        (found,) = layer.step(context, [Chunk(count, first, blocks)], [rows])
+        (want,) = clean.step(context, [Chunk(count, first, blocks)], [rows])
+        np.testing.assert_array_equal(found, want)
+        assert np.isfinite(found).all()
+
+
+def test_nan_of_one_request_stays_there(context: Context, rng: np.random.Generator) -> None:
+    layer = Layer.of(4, 2, 32)
+    lengths = [20, 5, 30]
+    qkv = layer.requests(rng, lengths)
+    qkv[1][:] = np.nan
+    chunks = [Chunk(n, 0, blocks) for n, blocks in zip(lengths, shuffled_blocks(rng, lengths), strict=True)]
+    found = layer.step(context, chunks, qkv)
+    assert np.isnan(found[1]).all()
+    for request in (0, 2):
+        np.testing.assert_allclose(found[request], layer.expected(qkv[request], context.isa), atol=tolerance(context))
+
+
+def test_large_scores_do_not_overflow(context: Context, rng: np.random.Generator) -> None:
+    layer = Layer.of(2, 1, 64)
+    (qkv,) = layer.requests(rng, [150])
+    qkv[:, : 3 * 64] *= np.float32(1e4)
+    (found,) = layer.step(context, [Chunk(150, 0, range(10))], [qkv])
+    assert np.isfinite(found).all()
+
+
+def test_no_tokens(context: Context) -> None:
+    assert Layer.of(4, 2, 32).step(context, [], []) == []
