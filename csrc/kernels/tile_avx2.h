@@ -91,6 +91,7 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
     for (int v = 0; v < vectors; ++v) _mm256_storeu_ps(out + r * out_stride + v * kLanes, _mm256_setzero_ps());
   }
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
+    prefetch_ahead<shape.group_bytes>(panel);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
 #pragma GCC unroll 2
     for (int part = 0; part < parts; ++part) {
@@ -166,6 +167,7 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_ps();
   }
   for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 32 * vectors, rows += 2 * sizeof(float)) {
+    prefetch_ahead<32 * vectors>(panel);
 #pragma GCC unroll 2
     for (int which = 0; which < 2; ++which) {
       __m256 values[vectors];

@@ -66,6 +66,7 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
     for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_setzero_ps();
   }
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
+    prefetch_ahead<shape.group_bytes>(panel);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
 #pragma GCC unroll 2
     for (int part = 0; part < parts; ++part) {
@@ -115,6 +116,7 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_setzero_ps();
   }
   for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 64 * vectors, rows += 2 * sizeof(Bf16Element)) {
+    prefetch_ahead<64 * vectors>(panel);
     __m512i weights[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) weights[v] = _mm512_loadu_si512(panel + 64 * v);
