@@ -21,7 +21,10 @@ template <int bits_, int group_, bool has_min_, int zero_>
 struct Format {
   static constexpr int bits = bits_, group = group_, zero = zero_;
   static constexpr bool has_min = has_min_;
+  static constexpr int scale_rows = kGroup / group_;  // rows of scales in a group of 32
+  static constexpr int scale_row(int part) { return scale_rows == 1 ? 0 : part; }
 };
+static_assert(kScaleColumns == 16, "a weight's scale covers whole parts of an operand's group");
 
 // What the loops need to know of a format at run time.
 struct PanelShape {

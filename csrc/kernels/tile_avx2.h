@@ -1,7 +1,7 @@
 // Register tiles for AVX2 without VNNI.
 //
 // vpmaddubsw multiplies unsigned codes by signed activations and adds pairs in 16 bits, which must not overflow: sums of
-// 4-bit codes hold a whole group of 32 (8 steps * 2 * 15 * 127 = 30480), 5 bits 4 steps, 6 bits 2 steps. Codes of 8 bits
+// 4-bit and 5-bit codes hold the 4 steps that share an activation scale (4 * 2 * 31 * 127 = 31496), 6 bits 2 steps. Codes of 8 bits
 // are taken as two nibbles, dot = low + 16 * high, which makes them the 4-bit tile on half as many columns.
 #pragma once
 #include "format.h"
@@ -66,12 +66,12 @@ inline void load_step(const uint8_t* codes, int s, __m256i (&vectors)[2]) {
 template <class Format>
 inline __m256 add_group(__m256 sum, v8si dot, const Int8Group& row, int part, __m256 scale, __m256 min) {
   __m256 value = _mm256_cvtepi32_ps(__m256i(dot));
+  __m256 part_scale = _mm256_set1_ps(row.scales[part]);
   if constexpr (Format::has_min) {
-    sum = _mm256_fmadd_ps(_mm256_mul_ps(value, _mm256_set1_ps(row.scale)), scale, sum);
-    return _mm256_fnmadd_ps(min, _mm256_set1_ps(row.sum), sum);
+    sum = _mm256_fmadd_ps(_mm256_mul_ps(value, part_scale), scale, sum);
+    return part == kParts - 1 ? _mm256_fnmadd_ps(min, _mm256_set1_ps(row.sum), sum) : sum;
   } else {
-    float codes_sum = Format::group == kGroup ? row.sum : row.half_sums[part];
-    value = _mm256_fmadd_ps(value, _mm256_set1_ps(row.scale), _mm256_set1_ps(codes_sum * float(-Format::zero)));
+    value = _mm256_fmadd_ps(value, part_scale, _mm256_set1_ps(row.sums[part] * float(-Format::zero)));
     return _mm256_fmadd_ps(value, scale, sum);
   }
 }
@@ -83,9 +83,8 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
   constexpr int columns = grouped_panel_columns(Format::bits);
   constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
   constexpr int vectors = columns / kLanes;
-  constexpr int parts = kGroup / Format::group;
-  constexpr int part_steps = Format::group / 4;
-  constexpr int safe_steps = Format::bits == 5 ? 4 : Format::bits == 6 ? 2 : 8;  // before 16 bits could overflow
+  constexpr int part_steps = kScaleColumns / 4;
+  constexpr int safe_steps = Format::bits == 6 ? 2 : 4;  // before 16 bits could overflow
 
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < vectors; ++v) _mm256_storeu_ps(out + r * out_stride + v * kLanes, _mm256_setzero_ps());
@@ -94,7 +93,7 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
     prefetch_ahead<shape.group_bytes>(panel);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
 #pragma GCC unroll 2
-    for (int part = 0; part < parts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       v8si wide[R][2];
 #pragma GCC unroll 4
       for (int first = 0; first < part_steps; first += safe_steps) {
@@ -122,8 +121,8 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
       __m256 scale[vectors], min[vectors];
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        scale[v] = load_halves(halves + part * columns + v * kLanes);
-        min[v] = Format::has_min ? load_halves(halves + parts * columns + v * kLanes) : _mm256_setzero_ps();
+        scale[v] = load_halves(halves + Format::scale_row(part) * columns + v * kLanes);
+        min[v] = Format::has_min ? load_halves(halves + Format::scale_rows * columns + v * kLanes) : _mm256_setzero_ps();
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {

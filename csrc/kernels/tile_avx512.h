@@ -41,12 +41,12 @@ inline __m512i broadcast_step(const Int8Group* group, int s) {
 template <class Format>
 inline __m512 add_group(__m512 sum, v16si dot, const Int8Group& row, int part, __m512 scale, __m512 min) {
   __m512 value = _mm512_cvtepi32_ps(__m512i(dot));
+  __m512 part_scale = _mm512_set1_ps(row.scales[part]);
   if constexpr (Format::has_min) {
-    sum = _mm512_fmadd_ps(_mm512_mul_ps(value, _mm512_set1_ps(row.scale)), scale, sum);
-    return _mm512_fnmadd_ps(min, _mm512_set1_ps(row.sum), sum);
+    sum = _mm512_fmadd_ps(_mm512_mul_ps(value, part_scale), scale, sum);
+    return part == kParts - 1 ? _mm512_fnmadd_ps(min, _mm512_set1_ps(row.sum), sum) : sum;
   } else {
-    float codes_sum = Format::group == kGroup ? row.sum : row.half_sums[part];
-    value = _mm512_fmadd_ps(value, _mm512_set1_ps(row.scale), _mm512_set1_ps(codes_sum * float(-Format::zero)));
+    value = _mm512_fmadd_ps(value, part_scale, _mm512_set1_ps(row.sums[part] * float(-Format::zero)));
     return _mm512_fmadd_ps(value, scale, sum);
   }
 }
@@ -57,8 +57,7 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
                          int64_t out_stride) {
   constexpr int columns = grouped_panel_columns(Format::bits);
   constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
-  constexpr int parts = kGroup / Format::group;
-  constexpr int part_steps = Format::group / 4;
+  constexpr int part_steps = kScaleColumns / 4;
   __m512 sums[R][2];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -69,7 +68,7 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
     prefetch_ahead<shape.group_bytes>(panel);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
 #pragma GCC unroll 2
-    for (int part = 0; part < parts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       v16si dots[R][2];
 #pragma GCC unroll 8
       for (int step = 0; step < part_steps; ++step) {
@@ -88,8 +87,8 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
       }
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
-        __m512 scale = load_halves(halves + part * columns + v * kLanes);
-        __m512 min = Format::has_min ? load_halves(halves + parts * columns + v * kLanes) : _mm512_setzero_ps();
+        __m512 scale = load_halves(halves + Format::scale_row(part) * columns + v * kLanes);
+        __m512 min = Format::has_min ? load_halves(halves + Format::scale_rows * columns + v * kLanes) : _mm512_setzero_ps();
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);

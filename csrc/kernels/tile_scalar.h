@@ -33,7 +33,6 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
                          int64_t out_stride) {
   constexpr int columns = grouped_panel_columns(Format::bits);
   constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
-  constexpr int parts = kGroup / Format::group;
   for (int r = 0; r < R; ++r) {
     const Int8Group* row = reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
     for (int c = 0; c < columns; ++c) {
@@ -41,17 +40,16 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
       for (int64_t g = 0; g < num_groups; ++g) {
         const uint8_t* codes = panel + g * shape.group_bytes;
         const uint16_t* scales = reinterpret_cast<const uint16_t*>(codes + shape.codes_bytes);
-        for (int part = 0; part < parts; ++part) {
-          int dot = dot_codes<Format>(row[g].codes, codes, c, part * Format::group, (part + 1) * Format::group);
-          float scale = half_to_float(scales[part * columns + c]);
+        for (int part = 0; part < kParts; ++part) {
+          int dot = dot_codes<Format>(row[g].codes, codes, c, part * kScaleColumns, (part + 1) * kScaleColumns);
+          float scale = half_to_float(scales[Format::scale_row(part) * columns + c]);
           if (Format::has_min) {
-            sum = fmaf(float(dot) * row[g].scale, scale, sum);
-            sum = fmaf(-half_to_float(scales[parts * columns + c]), row[g].sum, sum);
+            sum = fmaf(float(dot) * row[g].scales[part], scale, sum);
           } else {
-            float offset = (parts == 1 ? row[g].sum : row[g].half_sums[part]) * float(-Format::zero);
-            sum = fmaf(fmaf(float(dot), row[g].scale, offset), scale, sum);
+            sum = fmaf(fmaf(float(dot), row[g].scales[part], row[g].sums[part] * float(-Format::zero)), scale, sum);
           }
         }
+        if (Format::has_min) sum = fmaf(-half_to_float(scales[Format::scale_rows * columns + c]), row[g].sum, sum);
       }
       out[r * out_stride + c] = sum;
     }

@@ -31,16 +31,16 @@ ONE_OF_EACH_LAYOUT = [
 
 
 def to_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
-    """Values as the INT8 operand holds them: codes -127..127 with a scale for each 32 columns."""
+    """Values as the INT8 operand holds them: codes -127..127 with a scale for each 16 columns."""
     num_rows, num_columns = values.shape
-    padded = np.pad(values, ((0, 0), (0, -num_columns % 32))).reshape(num_rows, (num_columns + 31) // 32, 32)
+    padded = np.pad(values, ((0, 0), (0, -num_columns % 16))).reshape(num_rows, (num_columns + 15) // 16, 16)
     largest = np.abs(padded).max(-1, keepdims=True)
     bits = (largest / np.float32(127)).astype(np.float32).view(np.uint32)
     scales = ((bits + 0x800) & 0xFFFFF000).astype(np.uint32).view(np.float32)  # 12 significant bits
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
     codes = np.rint((padded * inverse).astype(np.float32))
     restored: npt.NDArray[np.float64] = codes.astype(np.float64) * scales.astype(np.float64)
-    return restored.reshape(num_rows, padded.shape[1] * 32)[:, :num_columns]
+    return restored.reshape(num_rows, padded.shape[1] * 16)[:, :num_columns]
 
 
 def operand_values(layout: Layout, values: FloatArray) -> npt.NDArray[np.float64]:
