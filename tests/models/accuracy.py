@@ -2,9 +2,9 @@
 
     accuracy.py MODEL.gguf [--activation-dtype int8|bf16] [--windows N] [--isa ISA]
 
-Oracle: transformers in float32 on the dequantised weights of the same file. Both are teacher-forced over real English prose
-(the language reference that ships inside every CPython); compared are the mean Kullback-Leibler divergence KL(oracle ||
-octavo) in nats and how often both have the same most likely token.
+Oracle: transformers in float32 on the dequantised weights of the same file. Both are teacher-forced over real English
+prose (the language reference that ships inside every CPython); compared are the mean Kullback-Leibler divergence
+KL(oracle || octavo) in nats and how often both have the same most likely token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Accuracy:
     top1_agreement: float  # 0..1
 
     def __str__(self) -> str:
-        return f"{self.num_positions} positions: mean KL {self.mean_kl:.2e} nats, top-1 agreement {self.top1_agreement:.2%}"
+        return (
+            f"{self.num_positions} positions: mean KL {self.mean_kl:.2e} nats, "
+            f"top-1 agreement {self.top1_agreement:.2%}"
+        )
 
 
 class Oracle:
@@ -60,7 +63,7 @@ def windows(tokenizer: object, num_windows: int) -> list[list[int]]:
     """`num_windows` stretches of prose of WINDOW_TOKENS tokens each, from the beginnings of different topics."""
     prose = [topics.topics[name] for name in ("objects", "typesmapping", "execmodel", "class", "with", "import")]
     found = []
-    for start in range(0, num_windows):
+    for start in range(num_windows):
         text = "\n".join(prose[start:] + prose[:start])
         token_ids = tokenizer(text).input_ids[:WINDOW_TOKENS]  # type: ignore[operator]
         assert len(token_ids) == WINDOW_TOKENS
@@ -68,9 +71,7 @@ def windows(tokenizer: object, num_windows: int) -> list[list[int]]:
     return found
 
 
-def compare(
-    oracle: Oracle, path: Path, activation_dtype: Literal["int8", "bf16"], isa: str | None = None
-) -> Accuracy:
+def compare(oracle: Oracle, path: Path, activation_dtype: Literal["int8", "bf16"], isa: str | None = None) -> Accuracy:
     with open_checkpoint(path) as checkpoint:
         executor = NativeExecutor(
             checkpoint, isa=isa, threads=len(os.sched_getaffinity(0)), activation_dtype=activation_dtype
