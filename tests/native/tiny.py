@@ -89,7 +89,7 @@ class TinyModel:
 def _tensor(rng: np.random.Generator, weight: Weight, encoding: GGUFType) -> RandomTensor:
     """Matrices that keep the size of what they multiply; norms around one, biases as small as they come."""
     if len(weight.shape) == 2:
-        return random_tensor(rng, encoding, weight.shape, scale=1.5 * weight.shape[1] ** -0.5)
+        return random_tensor(rng, encoding, weight.shape, scale=weight.shape[1] ** -0.5)
     tensor = random_tensor(rng, GGUFType.F32, weight.shape, scale=0.2)
     if "norm" not in weight.name:
         return tensor
