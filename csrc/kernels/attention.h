@@ -13,8 +13,9 @@
 namespace octavo {
 namespace {
 
+constexpr float kLog2E = 1.44269504f;
 constexpr int kPage = OCT_BLOCK_TOKENS;
-constexpr int kKeyTilePages = 8;
+constexpr int kKeyTilePages = 4;
 constexpr int kKeyTile = kKeyTilePages * kPage;  // tokens
 constexpr int kQueryTileRows = 48;               // eight register tiles of six rows
 
@@ -44,6 +45,13 @@ inline QueryTile query_tile(const AttentionArgs& args, int request, int first_to
   return tile;
 }
 
+// What one thread does in one go: key/value heads [first_head, end_head) of a query tile.
+struct Item {
+  QueryTile queries;
+  int first_head;
+  int end_head;
+};
+
 // Of one key/value head: pages are read and converted once, then multiplied with every row.
 inline int64_t cost(const QueryTile& tile, int group) {
   return int64_t(tile.end_page - tile.first_page) * (tile.num_tokens * group + 4) + 8;
@@ -65,11 +73,11 @@ inline void for_each_query_tile(const AttentionArgs& args, Function function) {
 // ---- rows of a query tile ------------------------------------------------------------------------------------------
 
 struct AttentionScratch {
-  Left* q;        // [rows, C], scaled
+  Left* q;        // [rows, C], times scale and (without softcap) log2 e
   float* output;  // [rows, C], to be divided by sum
-  float* scores;  // [rows of one key/value head, kKeyTile]; weights replace them in place as Left
+  float* scores;  // [rows of one key/value head, kKeyTile] as logarithms to base 2; weights replace them in place as Left
   float* maximum;     // [rows] largest score so far
-  float* sum;         // [rows] of exp(score - maximum)
+  float* sum;         // [rows] of 2^(score - maximum)
   float* correction;  // [rows] what a new maximum multiplies output and sum by
 };
 constexpr int64_t kWeightsStride = kKeyTile * int64_t(sizeof(float) / sizeof(Left));
@@ -100,12 +108,12 @@ inline AttentionScratch attention_scratch(uint8_t* memory, int num_heads, int he
 inline void load_queries(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group, Left* dst) {
   constexpr int width = F32::width;
   int64_t count = int64_t(group) * args.kv.head_size;
-  F32 scale = F32::set1(args.scale);
+  float scale = args.softcap > 0 ? args.scale : args.scale * kLog2E;
   for (int token = 0; token < tile.num_tokens; ++token) {
     const float* q = args.qkv.data + (tile.first_token + token) * args.qkv.stride + kv_head * count;
     int64_t i = 0;
-    for (; i + width <= count; i += width) store_left(F32::load(q + i) * scale, dst + i);
-    for (; i < count; ++i) store_left(q[i] * args.scale, dst + i);
+    for (; i + width <= count; i += width) store_left(F32::load(q + i) * F32::set1(scale), dst + i);
+    for (; i < count; ++i) store_left(q[i] * scale, dst + i);
     dst += count;
   }
 }
@@ -173,7 +181,7 @@ inline void score_rows(const Left* q, int head_size, const KeyTile& tile, float*
 // ---- weights = softmax(scores) ---------------------------------------------------------------------------------------
 
 inline void cap_scores(float* scores, int first, int end, float softcap) {
-  F32 cap = F32::set1(softcap), inverse = F32::set1(1.0f / softcap);
+  F32 cap = F32::set1(softcap * kLog2E), inverse = F32::set1(1.0f / softcap);
   for (int i = first; i < end; i += F32::width) (cap * tanh(F32::load(scores + i) * inverse)).store(scores + i);
 }
 
@@ -195,7 +203,7 @@ inline float softmax_row(float* scores, int first, int end, int first_seen, int 
   for (int i = first; i < end; i += kPage) {
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) {
-      F32 weight = exp(F32::load(scores + i + v * width) - bases);
+      F32 weight = exp2(F32::load(scores + i + v * width) - bases);
       sums[v] = sums[v] + weight;
       store_left(weight, weights + i + v * width);
     }
@@ -204,7 +212,7 @@ inline float softmax_row(float* scores, int first, int end, int first_seen, int 
   float correction = 1.0f;
   if (new_maximum != *maximum) {
     float lanes[width];
-    exp(F32::set1(*maximum - base)).store(lanes);
+    exp2(F32::set1(*maximum - base)).store(lanes);
     correction = lanes[0];
   }
   *maximum = new_maximum;
@@ -308,21 +316,29 @@ inline const uint16_t* page_keys(const KvLayer& kv, const QueryTile& queries, in
   return kv.data + queries.block_table[page] * kv.page_elements + int64_t(kv_head) * kPage * kv.head_size;
 }
 
-// `next_head` and `next_page` say where the next key tile starts.
-inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int kv_head, int tile_page, int next_head, int next_page) {
+// Where a key tile is: key/value head `head`, pages from `page` on.
+struct KeyTilePlace {
+  const QueryTile* queries;
+  int head;
+  int page;
+};
+
+// The key tile at `place`; the one at `next` follows it.
+inline KeyTile key_tile(const KvLayer& kv, const KeyTilePlace& place, const KeyTilePlace& next) {
+  const QueryTile& queries = *place.queries;
   KeyTile tile;
-  tile.first = queries.first_page > tile_page ? queries.first_page - tile_page : 0;
-  tile.end = queries.end_page - tile_page < kKeyTilePages ? queries.end_page - tile_page : kKeyTilePages;
-  int end_token = queries.first_position + queries.num_tokens - (tile_page + tile.first) * kPage;
+  tile.first = queries.first_page > place.page ? queries.first_page - place.page : 0;
+  tile.end = queries.end_page - place.page < kKeyTilePages ? queries.end_page - place.page : kKeyTilePages;
+  int end_token = queries.first_position + queries.num_tokens - (place.page + tile.first) * kPage;
   int page_tokens = (tile.end - tile.first) * kPage;
   tile.num_tokens = end_token < page_tokens ? end_token : page_tokens;
   tile.keys_to_values = int64_t(kv.num_kv_heads) * kPage * kv.head_size;
-  for (int page = tile.first; page < tile.end; ++page) {
-    tile.keys[page] = page_keys(kv, queries, tile_page + page, kv_head);
-    tile.values[page] = tile.keys[page] + tile.keys_to_values;
-    bool has_next = next_page + page < queries.end_page;
-    tile.values_to_next[page] =
-        has_next ? page_keys(kv, queries, next_page + page, next_head) - tile.values[page] : 0;
+  for (int i = tile.first; i < tile.end; ++i) {
+    tile.keys[i] = page_keys(kv, queries, place.page + i, place.head);
+    tile.values[i] = tile.keys[i] + tile.keys_to_values;
+    int page = next.page + i;
+    bool exists = page >= next.queries->first_page && page < next.queries->end_page;
+    tile.values_to_next[i] = exists ? page_keys(kv, *next.queries, page, next.head) - tile.values[i] : 0;
   }
   return tile;
 }
@@ -355,54 +371,71 @@ inline AttentionScratch rows_from(const AttentionScratch& scratch, int row, int 
           scratch.maximum + row, scratch.sum + row, scratch.correction + row};
 }
 
-// Key/value heads [first_head, end_head) of a query tile, all of them tile by tile: their pages are neighbours in memory.
-inline void attend_heads(const AttentionArgs& args, const QueryTile& queries, int first_head, int end_head,
-                         const AttentionScratch& scratch) {
+inline int first_tile_page(const QueryTile& queries) { return queries.first_page / kKeyTilePages * kKeyTilePages; }
+
+// All heads of an item tile by tile: their pages are neighbours in memory. The next item is only for prefetching.
+inline void attend(const AttentionArgs& args, const Item& item, const Item& next_item, const AttentionScratch& scratch) {
+  const QueryTile& queries = item.queries;
   int head_size = args.kv.head_size, group = args.num_heads / args.kv.num_kv_heads;
-  int rows = queries.num_tokens * group;
-  for (int head = first_head; head < end_head; ++head) {
-    load_queries(args, queries, head, group, scratch.q + int64_t(head - first_head) * rows * head_size);
+  int rows = queries.num_tokens * group, num_heads = item.end_head - item.first_head;
+  for (int i = 0; i < num_heads; ++i) {
+    load_queries(args, queries, item.first_head + i, group, scratch.q + int64_t(i) * rows * head_size);
   }
-  for (int row = 0; row < rows * (end_head - first_head); ++row) {
+  for (int row = 0; row < rows * num_heads; ++row) {
     scratch.maximum[row] = -INFINITY;
     scratch.sum[row] = 0;
   }
-  memset(scratch.output, 0, size_t(end_head - first_head) * rows * head_size * sizeof(float));
-  for (int page = queries.first_page / kKeyTilePages * kKeyTilePages; page < queries.end_page; page += kKeyTilePages) {
-    for (int head = first_head; head < end_head; ++head) {
-      bool last = head + 1 == end_head;
-      KeyTile tile = key_tile(args.kv, queries, head, page, last ? first_head : head + 1, last ? page + kKeyTilePages : page);
-      attend_key_tile(args, queries, tile, group, page, rows_from(scratch, (head - first_head) * rows, head_size));
+  memset(scratch.output, 0, size_t(num_heads) * rows * head_size * sizeof(float));
+  for (int page = first_tile_page(queries); page < queries.end_page; page += kKeyTilePages) {
+    for (int i = 0; i < num_heads; ++i) {
+      KeyTilePlace place{&queries, item.first_head + i, page}, next{&queries, place.head + 1, page};
+      if (next.head == item.end_head) next = {&queries, item.first_head, page + kKeyTilePages};
+      if (next.page >= queries.end_page) {
+        next = {&next_item.queries, next_item.first_head, first_tile_page(next_item.queries)};
+      }
+      KeyTile tile = key_tile(args.kv, place, next);
+      attend_key_tile(args, queries, tile, group, page, rows_from(scratch, i * rows, head_size));
     }
   }
-  for (int head = first_head; head < end_head; ++head) {
-    AttentionScratch part = rows_from(scratch, (head - first_head) * rows, head_size);
-    store_outputs(args, queries, head, group, part.output, part.sum);
+  for (int i = 0; i < num_heads; ++i) {
+    AttentionScratch part = rows_from(scratch, i * rows, head_size);
+    store_outputs(args, queries, item.first_head + i, group, part.output, part.sum);
   }
 }
 
-// The items (query tile, key/value head) are laid end to end by cost and the line is cut evenly: an item goes to the
-// thread in whose part it starts.
-inline void attention(const AttentionArgs& args, ThreadShare share) {
+// Calls function(item) for what falls to a thread: every key/value head of every query tile is laid end to end by cost,
+// the line is cut evenly, and a head goes to the thread in whose part it starts.
+template <class Function>
+inline void for_each_item(const AttentionArgs& args, ThreadShare share, Function function) {
   int kv_heads = args.kv.num_kv_heads, group = args.num_heads / kv_heads;
-  int64_t total = 0;
+  int64_t total = 0, start = 0;
   for_each_query_tile(args, [&](const QueryTile& tile) { total += cost(tile, group) * kv_heads; });
   int64_t begin = total * share.thread / share.num_threads, end = total * (share.thread + 1) / share.num_threads;
-  AttentionScratch scratch = attention_scratch(args.scratch, args.num_heads, args.kv.head_size);
-  int64_t start = 0;
   for_each_query_tile(args, [&](const QueryTile& tile) {
-    int64_t item = cost(tile, group);
+    int64_t head_cost = cost(tile, group);
     auto heads_before = [&](int64_t limit) {
-      int64_t heads = limit <= start ? 0 : (limit - start + item - 1) / item;
+      int64_t heads = limit <= start ? 0 : (limit - start + head_cost - 1) / head_cost;
       return heads < kv_heads ? int(heads) : kv_heads;
     };
     int head = heads_before(begin), end_head = heads_before(end);
     int at_once = int(scratch_rows(args.num_heads)) / (tile.num_tokens * group);
     for (; head < end_head; head += at_once) {
-      attend_heads(args, tile, head, head + at_once < end_head ? head + at_once : end_head, scratch);
+      function(Item{tile, head, head + at_once < end_head ? head + at_once : end_head});
     }
-    start += item * kv_heads;
+    start += head_cost * kv_heads;
   });
+}
+
+inline void attention(const AttentionArgs& args, ThreadShare share) {
+  AttentionScratch scratch = attention_scratch(args.scratch, args.num_heads, args.kv.head_size);
+  Item current;
+  bool has_current = false;
+  for_each_item(args, share, [&](const Item& next) {
+    if (has_current) attend(args, current, next, scratch);
+    current = next;
+    has_current = true;
+  });
+  if (has_current) attend(args, current, current, scratch);
 }
 
 }  // namespace

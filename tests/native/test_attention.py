@@ -5,6 +5,7 @@ Keys and values go in as they come (no rope, no norms), so the oracle knows exac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,11 +76,12 @@ class Layer:
     def expected(self, qkv: FloatArray, isa: str) -> npt.NDArray[np.float64]:
         head_size, groups = self.kv.head_size, self.kv.num_kv_heads
         x = torch.from_numpy(qkv).reshape(len(qkv), -1, head_size)
-        q = x[:, : self.num_heads] * self.scale
+        unit = 1.0 if self.softcap is not None else math.log2(math.e)  # of the scores
+        q = x[:, : self.num_heads] * (self.scale * unit)
         if isa == "avx512":  # multiplies bf16
             q = q.bfloat16()
         k, v = x[:, self.num_heads :].bfloat16().tensor_split([groups], 1)
-        out = attention(q.double(), k.double(), v.double(), 1.0, self.kv.window, self.softcap)
+        out = attention(q.double(), k.double(), v.double(), 1 / unit, self.kv.window, self.softcap)
         found: npt.NDArray[np.float64] = out.reshape(len(qkv), -1).numpy()
         return found
 
