@@ -140,15 +140,19 @@ inline int32_t draw_from_all(const float* weights, const float* chunk_sums, int6
 
 // ---- candidates: tokens by index, for top_k and top_p ------------------------------------------------------------------
 
+constexpr int64_t kStretch = 32;  // logits looked at together
+
+inline int64_t stretch_end(int64_t first, int64_t count) { return first + kStretch < count ? first + kStretch : count; }
+
 // Tokens with a weight and a logit of at least `threshold`, by index.
 inline int64_t gather_candidates(const float* logits, const float* weights, int64_t count, float threshold, int32_t* tokens) {
-  constexpr int64_t stretch = 32;
   int64_t found = 0;
-  for (int64_t first = 0; first < count; first += stretch) {
-    int64_t end = first + stretch < count ? first + stretch : count;
+  for (int64_t first = 0; first < count; first += kStretch) {
+    int64_t end = stretch_end(first, count);
     if (largest_of(logits + first, end - first) < threshold) continue;
     for (int64_t i = first; i < end; ++i) {
-      if (logits[i] >= threshold && weights[i] > 0) tokens[found++] = int32_t(i);
+      tokens[found] = int32_t(i);  // overwritten by the next unless it counts: cheaper than a branch
+      found += int(logits[i] >= threshold) & int(weights[i] > 0);
     }
   }
   return found;
@@ -216,20 +220,78 @@ inline int32_t last_within_mass(const float* logits, const float* weights, int32
 
 // A logit that at least k tokens reach: the k-th largest of the maxima of stretches of the row.
 inline float reached_by_k(const float* logits, int64_t count, int64_t k, float* maxima, int32_t* order) {
-  int64_t stretch = 32, stretches = (count + stretch - 1) / stretch;
+  int64_t stretches = (count + kStretch - 1) / kStretch;
   if (k > stretches) return -INFINITY;
   for (int64_t i = 0; i < stretches; ++i) {
-    int64_t first = i * stretch;
-    maxima[i] = largest_of(logits + first, first + stretch < count ? stretch : count - first);
+    maxima[i] = largest_of(logits + i * kStretch, stretch_end(i * kStretch, count) - i * kStretch);
     order[i] = int32_t(i);
   }
   return logit_of_rank(maxima, order, stretches, k);
 }
 
-// A logit below which lie only tokens that top_p drops: together they cannot weigh what top_p may leave out.
-inline float below_top_p(const WeightRule& rule, double total, double top_p, int64_t count) {
-  double lightest = 0.5 * total * (1.0 - top_p) / double(count);
-  return lightest > 0 ? float(rule.largest + rule.temperature * (log(lightest) - 1e-3)) : -INFINITY;
+// Bins of the weights by how far below the largest their logit is, in steps of a sixteenth of the temperature. The last
+// bin holds all that is farther.
+constexpr int kMassBins = 1024;
+
+inline int mass_bin(float logit, const WeightRule& rule) {
+  float distance = (rule.largest - logit) * (16.0f / rule.temperature);
+  return distance < float(kMassBins - 1) ? int(distance) : kMassBins - 1;
+}
+
+// Of weights of at least `lightest`.
+inline void add_masses(const float* logits, const float* weights, int64_t count, const WeightRule& rule, float lightest,
+                       double* masses) {
+  for (int bin = 0; bin < kMassBins; ++bin) masses[bin] = 0;
+  for (int64_t first = 0; first < count; first += kStretch) {
+    int64_t end = stretch_end(first, count);
+    if (largest_of(weights + first, end - first) < lightest) continue;
+    for (int64_t i = first; i < end; ++i) {
+      masses[mass_bin(logits[i], rule)] += weights[i] >= lightest ? weights[i] : 0.0f;
+    }
+  }
+}
+
+struct MassBin {
+  int bin;
+  double before;  // mass of the bins before it
+};
+
+// The bin in which the running sum reaches `target`, never an empty one. Bin 0 holds the largest logit.
+inline MassBin bin_of_mass(const double* masses, double target) {
+  MassBin found{0, 0};
+  for (int bin = 0; bin < kMassBins; ++bin) {
+    if (masses[bin] == 0) continue;
+    if (bin != found.bin) found = {bin, found.before + masses[found.bin]};
+    if (found.before + masses[bin] >= target) break;
+  }
+  return found;
+}
+
+// The last token by rank of the smallest leading set of the row that weighs `top_p` of `total`. `tokens` is scratch.
+inline int32_t last_of_row_within_mass(const float* logits, const float* weights, int64_t count, const WeightRule& rule,
+                                       double total, double top_p, int32_t* tokens) {
+  // All lighter tokens together weigh less than top_p may leave out.
+  float lightest = float(0.5 * total * (1.0 - top_p) / double(count));
+  if (!(lightest > 0)) lightest = 1e-45f;
+  double masses[kMassBins];
+  add_masses(logits, weights, count, rule, lightest, masses);
+  MassBin place = bin_of_mass(masses, total * top_p);
+  float lowest = rule.largest - float(place.bin + 2) * (rule.temperature / 16.0f);
+  if (place.bin == kMassBins - 1) lowest = -INFINITY;
+  int64_t found = gather_candidates(logits, weights, count, lowest, tokens), kept = 0;
+  for (int64_t i = 0; i < found; ++i) {
+    if (mass_bin(logits[tokens[i]], rule) == place.bin && weights[tokens[i]] >= lightest) tokens[kept++] = tokens[i];
+  }
+  return last_within_mass(logits, weights, tokens, kept, total * top_p - place.before);
+}
+
+// Tokens with the logit of `last` and a higher index go. Returns how many stay.
+inline int64_t drop_later_ties(const float* logits, int32_t last, int32_t* tokens, int64_t count) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (logits[tokens[i]] > logits[last] || tokens[i] <= last) tokens[kept++] = tokens[i];
+  }
+  return kept;
 }
 
 inline double mass_of(const float* weights, const int32_t* tokens, int64_t count) {
@@ -252,25 +314,24 @@ inline int32_t draw_filtered(const float* logits, int64_t count, const SampleRow
   float* weights = scratch;
   int32_t* tokens = reinterpret_cast<int32_t*>(scratch + count);
   bool by_k = row.top_k > 0 && row.top_k < count, by_p = row.top_p < 1.0f;
-  float threshold = -INFINITY;
-  if (by_k) threshold = reached_by_k(logits, count, row.top_k, weights, tokens);
+  float threshold = by_k ? reached_by_k(logits, count, row.top_k, weights, tokens) : -INFINITY;
   double total = weigh(logits, count, rule, weights, nullptr);
-  if (by_p && !by_k) threshold = below_top_p(rule, total, row.top_p, count);
-  int64_t found = gather_candidates(logits, weights, count, threshold, tokens);
-  if (by_k && found > row.top_k) {
-    threshold = logit_of_rank(logits, tokens, found, row.top_k);
-    found = gather_candidates(logits, weights, count, threshold, tokens);  // ties with the k-th stay, as in vLLM
-  }
-  if (by_p) {
-    double mass = by_k ? mass_of(weights, tokens, found) : total;
-    int32_t last = last_within_mass(logits, weights, tokens, found, mass * row.top_p);
-    found = gather_candidates(logits, weights, count, logits[last], tokens);
-    int64_t kept = 0;
-    for (int64_t i = 0; i < found; ++i) {
-      if (logits[tokens[i]] > logits[last] || tokens[i] <= last) tokens[kept++] = tokens[i];
+  int64_t found = 0;
+  if (by_k) {
+    found = gather_candidates(logits, weights, count, threshold, tokens);
+    if (found > row.top_k) {
+      threshold = logit_of_rank(logits, tokens, found, row.top_k);
+      found = gather_candidates(logits, weights, count, threshold, tokens);  // ties with the k-th stay, as in vLLM
     }
-    found = kept;
   }
+  int32_t last = -1;  // of the tokens with the lowest logit that is kept, those up to this one are
+  if (by_p) {
+    last = by_k ? last_within_mass(logits, weights, tokens, found, mass_of(weights, tokens, found) * row.top_p)
+                : last_of_row_within_mass(logits, weights, count, rule, total, row.top_p, tokens);
+    threshold = logits[last];
+  }
+  if (by_p || !by_k) found = gather_candidates(logits, weights, count, threshold, tokens);
+  if (by_p) found = drop_later_ties(logits, last, tokens, found);
   return draw_from(weights, tokens, found, uniform * mass_of(weights, tokens, found));
 }
 
