@@ -64,77 +64,109 @@ inline void load_step(const uint8_t* codes, int s, __m256i (&vectors)[2]) {
 
 // Adds a dot of codes to the sum of an output: see operand.h for the order, which all instruction sets share.
 template <class Format>
-inline __m256 add_group(__m256 sum, v8si dot, const Int8Group& row, int part, __m256 scale, __m256 min) {
-  __m256 value = _mm256_cvtepi32_ps(__m256i(dot));
-  __m256 part_scale = _mm256_set1_ps(row.scales[part]);
-  if constexpr (Format::has_min) {
-    sum = _mm256_fmadd_ps(_mm256_mul_ps(value, part_scale), scale, sum);
-    return part == kParts - 1 ? _mm256_fnmadd_ps(min, _mm256_set1_ps(row.sum), sum) : sum;
-  } else {
-    value = _mm256_fmadd_ps(value, part_scale, _mm256_set1_ps(row.sums[part] * float(-Format::zero)));
-    return _mm256_fmadd_ps(value, scale, sum);
+inline __m256 add_part(__m256 sum, v8si dot, const Int8Group& row, int part, __m256 scale) {
+  __m256 value = _mm256_cvtepi32_ps(__m256i(dot)), part_scale = _mm256_set1_ps(row.scales[part]);
+  value = Format::has_min ? _mm256_mul_ps(value, part_scale)
+                          : _mm256_fmadd_ps(value, part_scale, _mm256_set1_ps(row.sums[part] * float(-Format::zero)));
+  return _mm256_fmadd_ps(value, scale, sum);
+}
+
+// Dots of steps [first, first + count), few enough for 16 bits.
+template <class Format, int R, int count>
+[[gnu::always_inline]] inline void dot_steps(v16hi (&dots)[R][2], const uint8_t* rows, int64_t row_bytes,
+                                             const uint8_t* panel, int first) {
+#pragma GCC unroll 8
+  for (int step = 0; step < count; ++step) {
+    __m256i codes[2];
+    load_step<Format>(panel, first + step, codes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+      step == 0 ? start_dots(dots[r], codes, row, first) : add_dots(dots[r], codes, row, first + step);
+    }
   }
 }
 
-// out[R][columns] = rows x panel. The sums live in `out`, which is in the first-level cache: registers hold the dots.
+// The dots of the part of a group that has one activation scale, as they wait for the group's end: in 16 bits if they fit.
+template <class Format, int R>
+struct PartDots {
+  static constexpr int steps = kScaleColumns / 4;
+  v16hi dots[R][2];
+  void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part) {
+    dot_steps<Format, R, steps>(dots, rows, row_bytes, panel, part * steps);
+  }
+  v8si dot(int r, int v) const {
+    if constexpr (Format::bits == 8) return add_pairs(dots[r][0], 1) + add_pairs(dots[r][1], 16);
+    return add_pairs(dots[r][v], 1);
+  }
+};
+
+template <int group, bool has_min, int zero, int R>
+struct PartDots<Format<6, group, has_min, zero>, R> {
+  static constexpr int steps = kScaleColumns / 4;
+  v8si dots[R][2];
+  void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      v16hi pairs[R][2];
+      dot_steps<Format<6, group, has_min, zero>, R, steps / 2>(pairs, rows, row_bytes, panel,
+                                                               part * steps + half * steps / 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) dots[r][v] = half == 0 ? add_pairs(pairs[r][v], 1) : dots[r][v] + add_pairs(pairs[r][v], 1);
+      }
+    }
+  }
+  v8si dot(int r, int v) const { return dots[r][v]; }
+};
+
+// out[R][columns] = rows x panel. Registers hold the dots; the sums are kept in memory, in the first-level cache.
 template <class Format, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
                          int64_t out_stride) {
   constexpr int columns = grouped_panel_columns(Format::bits);
   constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
   constexpr int vectors = columns / kLanes;
-  constexpr int part_steps = kScaleColumns / 4;
-  constexpr int safe_steps = Format::bits == 6 ? 2 : 4;  // before 16 bits could overflow
-
+  __m256 sums[R][vectors];
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < vectors; ++v) _mm256_storeu_ps(out + r * out_stride + v * kLanes, _mm256_setzero_ps());
+    for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_ps();
   }
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
     prefetch_ahead<shape.group_bytes>(panel);
+    if (R > 2) asm volatile("" : : "r"(&sums) : "memory");  // keeps GCC from spreading them over registers it lacks
+    PartDots<Format, R> parts[kParts];
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) parts[part].compute(rows, row_bytes, panel, part);
+
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
+    __m256 scales[Format::scale_rows][vectors], mins[vectors];
 #pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      v8si wide[R][2];
-#pragma GCC unroll 4
-      for (int first = 0; first < part_steps; first += safe_steps) {
-        v16hi dots[R][2];
-#pragma GCC unroll 8
-        for (int step = 0; step < safe_steps; ++step) {
-          int s = part * part_steps + first + step;
-          __m256i codes[2];
-          load_step<Format>(panel, s, codes);
-#pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) {
-            const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
-            step == 0 ? start_dots(dots[r], codes, row, s) : add_dots(dots[r], codes, row, s);
-          }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < vectors; ++v) {
 #pragma GCC unroll 2
-          for (int i = 0; i < 2; ++i) {
-            v8si dot = add_pairs(dots[r][i], Format::bits == 8 && i == 1 ? 16 : 1);
-            wide[r][i] = first == 0 ? dot : wide[r][i] + dot;
-          }
-        }
-      }
-      __m256 scale[vectors], min[vectors];
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) {
-        scale[v] = load_halves(halves + Format::scale_row(part) * columns + v * kLanes);
-        min[v] = Format::has_min ? load_halves(halves + Format::scale_rows * columns + v * kLanes) : _mm256_setzero_ps();
-      }
+      for (int i = 0; i < Format::scale_rows; ++i) scales[i][v] = load_halves(halves + i * columns + v * kLanes);
+      if (Format::has_min) mins[v] = load_halves(halves + Format::scale_rows * columns + v * kLanes);
+    }
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+    for (int r = 0; r < R; ++r) {
+      const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; ++v) {
-          v8si dot = Format::bits == 8 ? wide[r][0] + wide[r][1] : wide[r][v];
-          float* sum = out + r * out_stride + v * kLanes;
-          _mm256_storeu_ps(sum, add_group<Format>(_mm256_loadu_ps(sum), dot, row, part, scale[v], min[v]));
+          sums[r][v] = add_part<Format>(sums[r][v], parts[part].dot(r, v), row, part, scales[Format::scale_row(part)][v]);
         }
       }
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) {
+        if (Format::has_min) sums[r][v] = _mm256_fnmadd_ps(mins[v], _mm256_set1_ps(row.sum), sums[r][v]);
+      }
     }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) _mm256_storeu_ps(out + r * out_stride + v * kLanes, sums[r][v]);
   }
 }
 
