@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix stored in pairs, as KV pages are: right[k / 2][n][k % 2] in bf16. The left rows are
-// bf16 where the instruction set multiplies bf16 pairs, fp32 elsewhere.
+// Products of a few rows with a matrix stored in pairs, as KV pages are: right[k / 2][n][k % 2] in bf16. The left rows
+// are bf16 where the instruction set multiplies bf16 pairs, fp32 elsewhere.
 #pragma once
 #include "vec.h"
 #if !defined(OCT_VEC_SCALAR) && !defined(OCT_VEC_AVX512)
@@ -33,9 +33,9 @@ constexpr int kTileRows = 6;
 constexpr int tile_vectors(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 #endif
 
-// sum[r][v] += left[r][2k] * right[v][k][lane][0] + left[r][2k + 1] * right[v][k][lane][1], k ascending. Vector v starts
-// at right[v] and advances by right_stride elements a pair. Each element is summed in the same order whatever the tile.
-// The cache lines `ahead` elements from those read are prefetched.
+// sum[r][v] += left[r][2k] * right[v][k][lane][0] + left[r][2k + 1] * right[v][k][lane][1], k ascending. Vector v
+// starts at right[v] and advances by right_stride elements a pair. Each element is summed in the same order whatever
+// the tile. The cache lines `ahead` elements from those read are prefetched.
 template <int rows, int vectors>
 [[gnu::always_inline]] inline void add_pair_products(F32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
                                                      const uint16_t* const (&right)[vectors], int64_t right_stride,
@@ -77,7 +77,8 @@ template <int rows, int vectors>
 
 // The same for one k and the first of its pair only; the second is not looked at, whatever it holds.
 template <int rows, int vectors>
-[[gnu::always_inline]] inline void add_half_pair_product(F32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
+[[gnu::always_inline]] inline void add_half_pair_product(F32 (&sum)[rows][vectors], const Left* left,
+                                                         int64_t left_stride,
                                                          const uint16_t* const (&right)[vectors]) {
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {

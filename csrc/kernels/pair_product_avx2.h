@@ -15,7 +15,9 @@ struct EightPairs {
 };
 inline F32 first_of_pairs(const uint16_t* pairs) {
   F32 values;
-  asm volatile("vmovdqu %1, %0\n\tvpslld $16, %0, %0" : "=x"(values.v) : "m"(*reinterpret_cast<const EightPairs*>(pairs)));
+  asm volatile("vmovdqu %1, %0\n\tvpslld $16, %0, %0"
+               : "=x"(values.v)
+               : "m"(*reinterpret_cast<const EightPairs*>(pairs)));
   return values;
 }
 inline F32 second_of_pairs(const uint16_t* pairs) {
@@ -63,9 +65,11 @@ inline void add_three_by_four(F32 (&sum)[3][4], const float* left, int64_t left_
 #define FIRST(from, v) "vmovdqu " from ", %%ymm15\n\tvpslld $16, %%ymm15, %%ymm15\n\t" PRODUCTS(v)
 #define SECOND(from, v) "vmovups " from ", %%ymm15\n\tvandps %[mask], %%ymm15, %%ymm15\n\t" PRODUCTS(v)
   asm volatile(FACTORS("0")
-               FIRST("(%[right0])", "0") FIRST("32(%[right0])", "1") FIRST("(%[right2])", "2") FIRST("32(%[right2])", "3")
+               FIRST("(%[right0])", "0") FIRST("32(%[right0])", "1")
+               FIRST("(%[right2])", "2") FIRST("32(%[right2])", "3")
                FACTORS("4")
-               SECOND("(%[right0])", "0") SECOND("32(%[right0])", "1") SECOND("(%[right2])", "2") SECOND("32(%[right2])", "3")
+               SECOND("(%[right0])", "0") SECOND("32(%[right0])", "1")
+               SECOND("(%[right2])", "2") SECOND("32(%[right2])", "3")
                : [s00] "+x"(sum[0][0].v), [s01] "+x"(sum[0][1].v), [s02] "+x"(sum[0][2].v), [s03] "+x"(sum[0][3].v),
                  [s10] "+x"(sum[1][0].v), [s11] "+x"(sum[1][1].v), [s12] "+x"(sum[1][2].v), [s13] "+x"(sum[1][3].v),
                  [s20] "+x"(sum[2][0].v), [s21] "+x"(sum[2][1].v), [s22] "+x"(sum[2][2].v), [s23] "+x"(sum[2][3].v)

@@ -1,5 +1,5 @@
-// Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011). The numbers of a (seed, position) are the same whatever else has been drawn.
+// Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
+// 3", SC 2011). The numbers of a (seed, position) are the same whatever else has been drawn.
 #pragma once
 #include <stdint.h>
 

@@ -13,14 +13,14 @@ struct SinCos {
   double cos;
 };
 
-// For 0 <= angle < 2^20 quarter turns; within 1e-10. Double, so that far positions keep fp32 accuracy.
+// For 0 <= angle < 2^20 quarter turns; within 1e-9. Double, so that far positions keep fp32 accuracy.
 inline SinCos sin_cos(double angle) {
   constexpr double quarter_head = 1.57079632673412561417, quarter_tail = 6.07710050650619224932e-11;  // 33 bits, rest
   int quarters = int(angle * 0.63661977236758134308 + 0.5);
   double r = (angle - quarters * quarter_head) - quarters * quarter_tail;
   double z = r * r;
   double sin = r * (1 + z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880 - z / 39916800)))));
-  double cos = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 + z * (-1.0 / 3628800 + z / 479001600)))));
+  double cos = 1 + z * (-1.0 / 2 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320 - z / 3628800))));
   double turned_sin = quarters & 1 ? cos : sin, turned_cos = quarters & 1 ? sin : cos;
   return {quarters & 2 ? -turned_sin : turned_sin, (quarters + 1) & 2 ? -turned_cos : turned_cos};
 }
