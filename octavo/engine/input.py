@@ -126,8 +126,6 @@ class InputProcessor:
         """A seed from 0 to 2**64 - 1: the given one (modulo 2**64), or a fresh one from the engine's seed."""
         if seed is None:
             return _splitmix64(_splitmix64(self._seed & _UINT64) + next(self._num_seeds_drawn))
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise InvalidValueError(f"seed is {seed!r}; it must be an integer", param="seed")
         return seed & _UINT64
 
 

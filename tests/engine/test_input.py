@@ -41,7 +41,6 @@ def test_messages_go_through_the_template() -> None:
         (["3"], SamplingParams(), InvalidValueError, "prompt", r"prompt\[0\] is '3'"),
         ([3] * 50, SamplingParams(), ContextLengthError, "prompt", "50 tokens.*context length of 50.*at most 49"),
         ([3], SamplingParams(stop_token_ids=(VOCAB_SIZE,)), InvalidValueError, "stop_token_ids", "97"),
-        ([3], SamplingParams(seed=True), InvalidValueError, "seed", "True"),
         ([3] * 40, SamplingParams(max_tokens=20, min_tokens=11), ContextLengthError, "min_tokens", "11.*40.*10.*50"),
     ],
 )

@@ -232,6 +232,19 @@ def test_a_row_starts_afresh(executor: NativeExecutor, rng: np.random.Generator)
     assert driver.finish(Running(4, list(prompt)), 10) == expected
 
 
+def test_every_accepted_sampling_parameter_can_be_computed(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """What is too large or too small for the arrays of a step means the same as the largest or smallest that fits."""
+    prompt = prompt_of(rng, 12)
+    plain = SamplingParams(seed=3, max_tokens=None)
+    greedy, drawn = alone(executor, rng, prompt), alone(executor, rng, prompt, sampling=plain)
+    for top_k in (2**31 - 1, 2**31, 2**64, 10**30):
+        assert alone(executor, rng, prompt, sampling=replace(plain, top_k=top_k)) == drawn
+    for coldest in (replace(plain, temperature=5e-324), replace(plain, top_p=5e-324)):
+        assert alone(executor, rng, prompt, sampling=coldest) == greedy
+    assert alone(executor, rng, prompt, sampling=replace(plain, min_p=5e-324)) == drawn
+    alone(executor, rng, prompt, sampling=replace(plain, temperature=1e6))
+
+
 def test_prompts_of_every_length_around_a_block(executor: NativeExecutor, rng: np.random.Generator) -> None:
     for num_tokens in (1, 15, 16, 17, 31, 32, 33):
         prompt = prompt_of(rng, num_tokens)

@@ -19,6 +19,7 @@ from octavo.step import RowStart, RowStep
 
 IndexArray = npt.NDArray[np.int64]
 SEED_MASK = (1 << 64) - 1
+_INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rows:
         self._num_blocks[row] = 0
         sampling = start.sampling
         self._temperatures[row] = sampling.temperature
-        self._top_ks[row] = max(sampling.top_k, 0)
+        self._top_ks[row] = min(max(sampling.top_k, 0), _INT32_MAX)
         self._top_ps[row] = sampling.top_p
         self._min_ps[row] = sampling.min_p
         self._seeds[row] = (sampling.seed or 0) & SEED_MASK
