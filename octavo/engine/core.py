@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.engine.output import OutputProcessor
@@ -132,8 +132,7 @@ class EngineCore:
             times=answer.times,
             finished=time.monotonic(),
         )
-        for listener in self._listeners:
-            listener.on_request(stats)
+        self._tell(lambda listener: listener.on_request(stats))
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> list[OutputDelta]:
         request_ids = self._scheduler.step_request_ids
@@ -153,9 +152,13 @@ class EngineCore:
     def _report_gaps(self, tokens: list[NewToken], now: float) -> None:
         if not self._listeners:
             return
-        for seconds, count in self._outputs.token_gaps(tokens, now).items():
-            for listener in self._listeners:
+        gaps = self._outputs.token_gaps(tokens, now)
+
+        def tell_gaps(listener: StatsListener) -> None:
+            for seconds, count in gaps.items():
                 listener.on_token_gap(seconds, count)
+
+        self._tell(tell_gaps)
 
     def _report_step(self, counts: StepCounts, num_output_tokens: int, seconds: float) -> None:
         if not self._listeners:
@@ -172,8 +175,16 @@ class EngineCore:
             num_prefix_hits=counts.num_prefix_hits,
             seconds=seconds,
         )
+        self._tell(lambda listener: listener.on_step(stats))
+
+    def _tell(self, report: Callable[[StatsListener], None]) -> None:
+        """Reports to every listener. One that raises is not told again: figures must not cost anybody an answer."""
         for listener in self._listeners:
-            listener.on_step(stats)
+            try:
+                report(listener)
+            except Exception:
+                logger.exception("%r failed and will be told nothing more", listener)
+                self._listeners = tuple(other for other in self._listeners if other is not listener)
 
 
 def _describe(plan: StepPlan, request_ids: list[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from octavo.engine.core import EngineCore
-from octavo.errors import OctavoError, ShuttingDownError
+from octavo.errors import EngineError, OctavoError, ShuttingDownError
 from octavo.request import OutputDelta, Request, RequestTimes
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,11 @@ class EngineThread:
             self._core.add_request(request)
         except OctavoError as error:
             return [_refusal(request, error)]
+        except Exception as error:  # whatever it is, it concerns this request alone
+            logger.exception("request %s could not be taken in", request.request_id)
+            failure = EngineError(f"the request could not be taken in: {error}")
+            failure.__cause__ = error
+            return [_refusal(request, failure)]
         return []
 
     def _step(self) -> list[OutputDelta]:

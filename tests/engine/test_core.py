@@ -206,3 +206,22 @@ def test_a_request_id_in_use_is_refused() -> None:
     fake.core.add_request(fake.input.from_prompt("25", FREE, request_id="a"))
     with pytest.raises(InvalidValueError, match="'a' is in use"):
         fake.core.add_request(fake.input.from_prompt("25", FREE, request_id="a"))
+
+
+@pytest.mark.parametrize("report", ["on_step", "on_request", "on_token_gap"])
+def test_a_listener_that_raises_costs_nobody_an_answer(
+    report: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeEngine()
+    calls: list[object] = []
+
+    def fail(*arguments: object) -> None:
+        calls.append(arguments)
+        raise ValueError("full disk")
+
+    monkeypatch.setattr(fake.stats, report, fail)
+    request = fake.input.from_prompt("258", FREE)
+    stream = run(fake, request)[request.request_id]
+    assert [token for delta in stream for token in delta.token_ids] == FREE_TOKENS
+    assert fake.core.healthy and fake.pool.num_used == 0
+    assert len(calls) == 1 and "full disk" in caplog.text

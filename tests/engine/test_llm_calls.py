@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError, ContextLengthError, InvalidValueError, ShuttingDownError, StepError
+from octavo.errors import ConfigError, ContextLengthError, EngineError, InvalidValueError, ShuttingDownError, StepError
 from octavo.request import RequestOutput
 from octavo.step import StepOutput, StepPlan
 from tests.engine.fake_engine import FakeEngine
@@ -77,6 +77,16 @@ def test_a_bad_request_is_named_before_anything_runs(llm: LLM, fake: FakeEngine)
     with pytest.raises(InvalidValueError, match="1 sampling_params were given for 2 prompts"):
         llm.generate(["25", "25"], [FREE])
     assert not fake.executor.plans
+
+
+def test_a_request_that_cannot_be_taken_in_raises_and_the_next_call_works(
+    llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(fake.core, "add_request", lambda request: 1 // 0)
+        with pytest.raises(EngineError, match="could not be taken in: integer division"):
+            llm.generate(["25"] * 3, FREE)
+    assert token_ids(llm.generate("25", FREE)) == [continuation([2, 5], FREE, 30)]
 
 
 def test_a_failing_step_raises_and_the_next_call_works(llm: LLM, fake: FakeEngine) -> None:
