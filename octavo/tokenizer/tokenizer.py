@@ -13,6 +13,9 @@ from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.detokenize import Detokenizer
 from octavo.tokenizer.token_bytes import TokenBytes, TokenTexts
 
+# A text of this length takes some milliseconds.
+_LONG_CHARACTERS = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
@@ -142,8 +145,14 @@ class Tokenizer:
         return ids
 
     def _encode(self, text: str) -> list[int]:
+        """A long text as a batch of one: that lets other Python threads run meanwhile, which `encode` does not."""
+        if not isinstance(text, str):
+            raise _refusal(text)
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            if len(text) < _LONG_CHARACTERS:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            else:
+                ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except TypeError:
             raise _refusal(text) from None
         return ids

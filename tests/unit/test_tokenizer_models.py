@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import time
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,24 @@ def test_long_lines_take_linear_time(path: Path, text: str) -> None:
     start = time.process_time()
     ours.encode((text * (200_000 // len(text))) + "!")
     assert time.process_time() - start < 5.0  # takes 0.3 s; anything quadratic takes minutes
+
+
+def test_a_long_text_gets_the_same_ids_and_lets_other_threads_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = tokenizer_of(path)
+    line = "The 3rd  line's end\n\n"
+    ids = ours.encode(line * 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr("octavo.tokenizer.tokenizer._LONG_CHARACTERS", 1_000_000)
+        assert ours.encode(line * 1000) == ids
+    with pytest.raises(InvalidValueError, match=r"U\+D83D.*position 100000"):
+        ours.encode("a" * 100_000 + "\ud83d")
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(ours.encode, line * 50_000)
+        naps = 0
+        while not encoding.done():
+            time.sleep(0.001)
+            naps += 1
+    assert naps > 20  # hundreds; three or so while the interpreter is held
 
 
 def test_building_is_fast_enough_for_a_start_of_two_seconds(smollm2_path: Path) -> None:
