@@ -40,6 +40,7 @@ class InputProcessor:
         """A request for a continuation of `prompt`: text, to be tokenised with the model's BOS rule, or token ids."""
         if isinstance(prompt, str):
             return self._request(self._tokenizer.encode(prompt), prompt, sampling, request_id)
+        self._check_prompt_length(len(prompt))
         return self._request(self._checked_token_ids(prompt, "prompt"), None, sampling, request_id)
 
     def from_messages(

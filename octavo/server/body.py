@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 from octavo.errors import InvalidValueError
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_DISCARDED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,28 @@ def _check_content_type(request: Request) -> None:
 
 async def _read_bounded(request: Request, max_bytes: int) -> bytes:
     too_large = HTTPException(413, f"the body is larger than {max_bytes} bytes", headers={"Connection": "close"})
+    chunks = request.stream()
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
+        if "expect" not in request.headers:  # else the client asks first and sends nothing now
+            await _discard(chunks)
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in chunks:
         body += chunk
         if len(body) > max_bytes:
+            await _discard(chunks)
             raise too_large
     return bytes(body)
+
+
+async def _discard(chunks: AsyncGenerator[bytes, None]) -> None:
+    """Reads on for a while: a client whose connection is closed while it sends never sees the answer."""
+    num_bytes = 0
+    async for chunk in chunks:
+        num_bytes += len(chunk)
+        if num_bytes > _DISCARDED_BYTES:
+            return
 
 
 def _explain(error: ValidationError, body: bytes) -> InvalidValueError:

@@ -6,7 +6,7 @@ Fields that are known but not acted on are in unsupported.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,8 +16,11 @@ from octavo.server import unsupported
 
 _INT64 = 2**63
 
-TokenIds = list[int]
-Stop = str | list[str] | None
+T = TypeVar("T")
+# Checked up to the first bad item only: an error for each of a million would take minutes.
+Array = Annotated[list[T], Field(fail_fast=True)]
+TokenIds = Array[int]
+Stop = str | Array[str] | None
 Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
 
 # Names that the chat template's caller sets itself.
@@ -102,7 +105,7 @@ class SamplingFields(WireModel):
 class CompletionRequest(SamplingFields):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | Array[str] | TokenIds | Array[TokenIds]
 
     def check(self) -> None:
         """Raises a `RequestError` for what the types cannot say."""
@@ -127,7 +130,7 @@ class ContentPart(WireModel):
 
 class ChatMessage(WireModel):
     role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Array[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
 
@@ -135,7 +138,7 @@ class ChatMessage(WireModel):
 class ChatRequest(SamplingFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Array[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
+from pydantic import ValidationError
 
 from octavo.server import unsupported
 from octavo.server.wire import ChatRequest, CompletionRequest
@@ -333,12 +334,33 @@ def test_unicode_and_nul_pass_through(shared: Server) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_large_body_is_refused(shared: Server, chunked: bool) -> None:
+    """And the client, which sends it all before it reads, hears so."""
     limit = shared.service.settings.max_body_bytes
-    body = json.dumps({"model": "alphabet", "prompt": "a" * limit}).encode()
+    body = json.dumps({"model": "alphabet", "prompt": "a" * (100 * limit)}).encode()
     headers = {"Transfer-Encoding": "chunked"} if chunked else {}
     sent: Any = (f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n") if chunked else body
     answer = shared.request("POST", "/v1/completions", sent, headers)
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [None] * 1000},
+        {"prompt": [[None]] * 1000},
+        {"prompt": [[None] * 1000]},
+        {"prompt": "a", "stop": [None] * 1000},
+        {"prompt": "a", "stop_token_ids": [None] * 1000},
+        {"prompt": "a", "messages": [None] * 1000},
+        {"prompt": "a", "messages": [{"role": "user", "content": [None] * 1000}]},
+    ],
+)
+def test_a_thousand_mistakes_cost_no_more_than_one(fields: dict[str, Any]) -> None:
+    """An error for each item of a body of 16 MiB would hold up everybody for half a minute."""
+    model = ChatRequest if "messages" in fields else CompletionRequest
+    with pytest.raises(ValidationError) as refusal:
+        model.model_validate_json(json.dumps({"model": "alphabet", **fields}), strict=True)
+    assert refusal.value.error_count() <= 4
 
 
 def test_missing_and_unknown_models(shared: Server) -> None:
