@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli.flags import EngineFlags, Model, SamplingFlags, fresh_seed, model_or_default
-from octavo.errors import RequestError
+from octavo.errors import RequestError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,12 +30,18 @@ def chat(
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
 ) -> None:
-    """Talk with a model; piped lines are answered one after the other."""
+    """Talk with a model; piped lines are answered one after the other. It must have a chat template."""
     from octavo.cli.local_engine import LocalEngine
 
     params = sampling.params()
     reference = model_or_default(model)
+    if sys.stdin.isatty():
+        print(f"Loading {reference} ...", file=sys.stderr)
     with LocalEngine(engine.args(reference, default_seed=fresh_seed())) as local:
+        if not local.has_chat_template:
+            raise UnsupportedModelError(
+                f"{reference} has no chat template: it only continues text, as in: octavo generate {reference} TEXT"
+            )
         conversation = Conversation(local, params, system)
         if sys.stdin.isatty():
             with suppress(ImportError):
@@ -65,9 +71,11 @@ class Conversation:
         request = self._engine.input.from_messages([*self._system, *self._turns, question], self._params)
         pieces: list[str] = []
         began, num_tokens = time.monotonic(), 0
+        first: float | None = None
         try:
             with closing(self._engine.stream(request)) as deltas:
                 for delta in deltas:
+                    first = first or time.monotonic()
                     pieces.append(delta.text)
                     num_tokens = delta.num_output_tokens
                     print(delta.text, end="", flush=True)
@@ -75,9 +83,15 @@ class Conversation:
             print(" [stopped]", end="", file=sys.stderr)
         print()
         self._turns += [question, {"role": "assistant", "content": "".join(pieces)}]
-        if sys.stdin.isatty():
-            seconds = time.monotonic() - began
-            print(f"[{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s]", file=sys.stderr)
+        if sys.stdin.isatty() and first is not None:
+            print(_speed(num_tokens, first - began, time.monotonic() - first), file=sys.stderr)
+
+
+def _speed(num_tokens: int, first_s: float, others_s: float) -> str:
+    """What the answer took: time to its first token, and the rate of the others."""
+    if num_tokens < 2:
+        return f"[{num_tokens} token, first after {first_s:.2f} s]"
+    return f"[{num_tokens} tokens, first after {first_s:.2f} s, then {(num_tokens - 1) / others_s:.1f} tokens/s]"
 
 
 def _take(line: str, conversation: Conversation) -> None:

@@ -29,6 +29,10 @@ class LocalEngine:
     def input(self) -> InputProcessor:
         return self._engine.input
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._engine.tokenizer.has_chat_template
+
     def stream(self, request: Request) -> Generator[OutputDelta, None, None]:
         """The answer as it comes; closing the generator stops it. One at a time. Raises what the answer ended with."""
         self._thread.submit((request,))
