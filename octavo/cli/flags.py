@@ -81,7 +81,8 @@ class EngineFlags:
         typer.Option(
             "--memory-utilization",
             "--gpu-memory-utilization",
-            help="Share of the memory left after the weights that the KV cache may take.",
+            help="Share of the memory left after the weights that the KV cache may take. "
+            "--gpu-memory-utilization is the same flag.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.memory_utilization
