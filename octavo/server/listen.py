@@ -15,7 +15,10 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return _bind(host, port)
     except socket.gaierror as error:
-        raise ConfigError(f"--host {host} is not an address of this machine: {error.strerror}") from None
+        raise ConfigError(
+            f"--host {host} is not an address of this machine: {error.strerror}; 127.0.0.1 takes what comes from this "
+            "machine, 0.0.0.0 from others too"
+        ) from None
     except OverflowError:
         raise ConfigError(f"--port is {port}; ports are 0 to 65535") from None
     except OSError as error:

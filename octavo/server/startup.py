@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 from octavo.config import EngineConfig
 from octavo.version import __version__
@@ -13,7 +14,7 @@ _GIB, _MIB = 2**30, 2**20
 def startup_text(config: EngineConfig, url: str, served_model_names: tuple[str, ...]) -> str:
     """Several lines for people."""
     rows = {
-        "model": f"{config.model} ({config.architecture}, {config.size_label})",
+        "model": f"{Path(config.model_path).stem} ({config.architecture}, {config.size_label})",
         "file": config.model_path,
         "weights": f"{_size(config.weight_bytes)}, {config.activation_dtype} activations",
         "compute": f"{config.isa}, {_count(config.threads, 'thread')}",
