@@ -176,9 +176,7 @@ class _Collector:
         assert last is not None and last.finish_reason is not None
         if last.error is not None:
             raise last.error
-        answer = CompletionOutput(
-            0, "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.stop_reason
-        )
+        answer = CompletionOutput(0, "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.stop_reason)
         request = self._request
         return RequestOutput(
             request.request_id, request.prompt, request.prompt_token_ids, (answer,), last.num_cached_tokens, last.times
