@@ -11,8 +11,10 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from octavo.errors import InvalidValueError
+from octavo.server.disconnect import ClientLeftError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,7 +32,10 @@ class Body(Generic[Model]):
 async def read_body(request: Request, model: type[Model], max_bytes: int) -> Body[Model]:
     """The request's body as a `model`. Raises an error for status 400 that names the field, or for 413 or 415."""
     _check_content_type(request)
-    body = await _read_bounded(request, max_bytes)
+    try:
+        body = await _read_bounded(request, max_bytes)
+    except ClientDisconnect:
+        raise ClientLeftError from None
     try:
         return Body(model.model_validate_json(body, strict=True), len(body))
     except ValidationError as error:

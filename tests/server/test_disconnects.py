@@ -93,3 +93,15 @@ def test_leaving_at_random_leaks_nothing(server: Server, fake: FakeEngine) -> No
     eventually(lambda: is_idle(server, fake))
     eventually(lambda: server.totals.num_running == 0)
     assert server.chat("w").json["choices"][0]["message"]["content"] == "xyz"
+
+
+def test_leaving_before_the_body_is_complete_is_the_clients_affair(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    for sent in (head, head + b'{"model": "alph'):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(sent)
+    counted = b'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 2.0'
+    eventually(lambda: counted in server.request("GET", "/metrics").body)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
