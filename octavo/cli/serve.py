@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli.flags import EngineFlags, Model, model_or_default
+from octavo.errors import ConfigError
 
 _SERVER = "Server"
 
@@ -73,6 +74,8 @@ def serve(
     from octavo.server.listen import bind
     from octavo.server.logs import configure_logging
 
+    _require_text("--api-key", api_key)
+    _require_text("--served-model-name", served_model_name)
     reference = model_or_default(model)
     args = engine.args(reference)
     configure_logging(log_format.value)
@@ -100,6 +103,12 @@ def serve(
         )
         code = run_server(AsyncEngine(built), settings, totals, bound, options)
     raise typer.Exit(code)
+
+
+def _require_text(flag: str, values: list[str] | None) -> None:
+    """An unset variable of a shell must not open the server to a key of no letters."""
+    if any(not value.strip() for value in values or ()):
+        raise ConfigError(f"{flag} is empty; it must have at least one character, or leave it out")
 
 
 def _names(reference: str) -> list[str]:

@@ -40,7 +40,7 @@ class BearerAuth:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer":
             return "the Authorization header must be 'Bearer KEY'"
-        given = _digest(token.strip().encode("latin-1"))
+        given = _digest(token.strip(" \t").encode("latin-1"))
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return None if any(matches) else "the API key is not valid"
 
