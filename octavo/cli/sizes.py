@@ -8,6 +8,8 @@ import typer
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
+_LIMIT = 2**63
+
 # As in vLLM: a small letter counts in thousands, a capital in 1024s.
 _COUNT_UNITS = {
     "": 1,
@@ -60,6 +62,6 @@ def _split(text: str | int) -> tuple[float, str]:
 
 
 def _positive(text: str | int, value: float) -> int:
-    if value < 1 or value != int(value):
-        raise typer.BadParameter(f"{text!r} is {value:g}; it must be a whole number of at least 1")
+    if not 1 <= value < _LIMIT or value != int(value):
+        raise typer.BadParameter(f"{text!r} is {value:g}; it must be a whole number from 1 to {_LIMIT - 1}")
     return int(value)

@@ -13,6 +13,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.engine.machine import read_machine
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
+from octavo.errors import ConfigError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.metrics.stats import StatsListener
 from octavo.tokenizer.gguf import load_tokenizer
@@ -42,7 +43,7 @@ def build_engine(
         facts = _facts(checkpoint, executor)
     try:
         config = resolve(args, facts, compute, read_machine())
-        executor.allocate(config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
+        _allocate(executor, config)
         return _assemble(config, tokenizer.result(), executor, listeners)
     except BaseException:
         executor.close()
@@ -53,6 +54,17 @@ def _pack(checkpoint: Checkpoint, compute: Compute) -> NativeExecutor:
     return NativeExecutor(
         checkpoint, isa=envs.cpu_isa(), threads=compute.threads, activation_dtype=compute.activation_dtype
     )
+
+
+def _allocate(executor: NativeExecutor, config: EngineConfig) -> None:
+    try:
+        executor.allocate(config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
+    except MemoryError:
+        raise ConfigError(
+            f"there is not enough memory for the arrays of --max-num-seqs {config.max_num_seqs} requests of "
+            f"--max-model-len {config.max_model_len} tokens and --max-num-batched-tokens "
+            f"{config.max_num_batched_tokens}; lower one of them"
+        ) from None
 
 
 def _assemble(

@@ -13,6 +13,11 @@ from octavo.engine.machine import Machine
 from octavo.errors import ConfigError
 from octavo.kvcache.block_table import blocks_for
 
+# What the backend can count in 32 bits, with room to spare.
+MOST_ROWS = 2**16
+MOST_BATCHED_TOKENS = 2**20
+MOST_BLOCKS = 2**27
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -39,7 +44,9 @@ class Compute:
 def check_args(args: EngineArgs) -> None:
     """Raises `ConfigError` for values that no model and no machine could satisfy."""
     _require_at_least(1, "--max-num-seqs", args.max_num_seqs)
+    _require_at_most(MOST_ROWS, "--max-num-seqs", args.max_num_seqs)
     _require_at_least(1, "--max-num-batched-tokens", args.max_num_batched_tokens)
+    _require_at_most(MOST_BATCHED_TOKENS, "--max-num-batched-tokens", args.max_num_batched_tokens)
     _require_at_least(1, "--threads", args.threads)
     _require_at_least(2, "--max-model-len", args.max_model_len)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
@@ -87,6 +94,11 @@ def _require_at_least(least: int, flag: str, value: int | None) -> None:
         raise ConfigError(f"{flag} is {value}; it must be at least {least}")
 
 
+def _require_at_most(most: int, flag: str, value: int) -> None:
+    if value > most:
+        raise ConfigError(f"{flag} is {value}; it must be at most {most}")
+
+
 def _resolve_max_model_len(args: EngineArgs, facts: ModelFacts) -> int:
     if args.max_model_len is None:
         return facts.max_positions
@@ -108,6 +120,11 @@ def _resolve_num_blocks(args: EngineArgs, facts: ModelFacts, max_model_len: int,
         num_blocks = min(budget_bytes // facts.kv_block_bytes, args.max_num_seqs * num_needed)
     if num_blocks < num_needed:
         raise ConfigError(_does_not_fit(args, facts, max_model_len, num_blocks, budget_bytes, machine))
+    if num_blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"--kv-cache-memory is {budget_bytes}, {num_blocks} blocks; it must be at most "
+            f"{MOST_BLOCKS * facts.kv_block_bytes}, {MOST_BLOCKS} blocks"
+        )
     return num_blocks
 
 

@@ -39,6 +39,13 @@ def test_an_exact_size_is_rounded_down_to_blocks_and_not_capped() -> None:
     assert resolve(args, FACTS, COMPUTE, machine(1)).num_blocks == 499
 
 
+def test_a_size_beyond_what_blocks_can_be_counted_is_refused_with_the_largest() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory is \d+, .* at most (\d+)") as refusal:
+        resolve(EngineArgs(kv_cache_memory_bytes=900 * 2**40), FACTS, COMPUTE, machine(1))
+    largest = int(str(refusal.value).split("at most ")[1].split(",")[0])
+    assert resolve(EngineArgs(kv_cache_memory_bytes=largest), FACTS, COMPUTE, machine(1)).num_blocks < 2**31
+
+
 def test_max_model_len_beyond_the_model_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"4096.*2048"):
         resolve(EngineArgs(max_model_len=4096), FACTS, COMPUTE, machine(1000))
@@ -87,7 +94,9 @@ def test_threads_and_dtype() -> None:
     ("args", "words"),
     [
         (EngineArgs(max_num_seqs=0), "--max-num-seqs is 0.*at least 1"),
+        (EngineArgs(max_num_seqs=10**9), "--max-num-seqs is 1000000000.*at most 65536"),
         (EngineArgs(max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
+        (EngineArgs(max_num_batched_tokens=2**31), "--max-num-batched-tokens is 2147483648.*at most 1048576"),
         (EngineArgs(threads=0), "--threads is 0"),
         (EngineArgs(max_model_len=1), "--max-model-len is 1.*at least 2"),
         (EngineArgs(memory_utilization=0.0), "--memory-utilization is 0.0"),
