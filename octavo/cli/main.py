@@ -6,9 +6,11 @@ longer than that to import.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -47,12 +49,25 @@ app.add_typer(_bench, name="bench")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line (None: this process's). An error is one line on stderr and exit code 1."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without emoji is no reason to end an answer
     try:
         app(arguments, prog_name="octavo")
     except OctavoError as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        # Whoever read our output has left; nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has left.
+        _write_no_more()
         sys.exit(1)
+    except OSError as error:
+        # A full disk, a file that may not be read or written.
+        print(f"octavo: error: {error}", file=sys.stderr)
+        _write_no_more()
+        sys.exit(1)
+
+
+def _write_no_more() -> None:
+    """What is still in the buffer of stdout would fail again at exit."""
+    with suppress(io.UnsupportedOperation):  # no file, no failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -56,8 +56,10 @@ class Latency:
 def measure_throughput(args: EngineArgs, workload: Path, json_out: Path | None) -> None:
     """Runs a workload file as one batch and reports. Raises `ConfigError` for a malformed file."""
     requests = read_workload(workload)
+    _check_writable(json_out)
     machine = _measure_machine(args)
     with _load(args) as llm:
+        _check_lengths(requests, llm.config.max_model_len)
         llm.generate([[0] * 16], _greedy(4))
         prompts = [request.prompt_token_ids for request in requests]
         params = [_greedy(request.max_tokens) for request in requests]
@@ -80,6 +82,7 @@ def measure_throughput(args: EngineArgs, workload: Path, json_out: Path | None) 
 
 def measure_latency(args: EngineArgs, settings: LatencySettings, json_out: Path | None) -> None:
     """Runs batches of random prompts and reports medians. Raises `ConfigError` if they do not fit the context."""
+    _check_writable(json_out)
     machine = _measure_machine(args)
     with _load(args) as llm:
         config = llm.config
@@ -96,7 +99,12 @@ def measure_latency(args: EngineArgs, settings: LatencySettings, json_out: Path 
 
 def read_workload(path: Path) -> list[WorkloadRequest]:
     """Raises `ConfigError`, naming the line, unless every line is a request."""
-    requests = [_workload_request(line, f"{path}, line {n}") for n, line in enumerate(path.open(), start=1)]
+    try:
+        with path.open(encoding="utf-8") as file:
+            lines = list(file)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text: {error}") from None
+    requests = [_workload_request(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1)]
     if not requests:
         raise ConfigError(f"{path} has no requests")
     return requests
@@ -116,6 +124,22 @@ def _workload_request(line: str, place: str) -> WorkloadRequest:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{place}: not JSON: {error}") from None
     raise ConfigError(f"{place}: needs prompt_token_ids, a list with at least one id, and max_tokens, at least 1")
+
+
+def _check_lengths(requests: list[WorkloadRequest], max_model_len: int) -> None:
+    """A request that would be cut short measures another workload."""
+    for number, request in enumerate(requests, start=1):
+        length = len(request.prompt_token_ids) + request.max_tokens
+        if length > max_model_len:
+            raise ConfigError(
+                f"line {number} of the workload needs {length} tokens, more than the context length of {max_model_len}"
+            )
+
+
+def _check_writable(json_out: Path | None) -> None:
+    """Before the measurement, not after it. Raises `OSError`."""
+    if json_out is not None:
+        json_out.open("a").close()
 
 
 def _load(args: EngineArgs) -> LLM:

@@ -226,6 +226,20 @@ def test_serve_tells_of_a_taken_port_before_it_loads_anything(octavo: Octavo) ->
     assert ran.code == 1 and f"port {port}" in ran.err and "--port" in ran.err
 
 
+@pytest.mark.parametrize("flag", ["--api-key", "--served-model-name"])
+def test_serve_takes_no_empty_text(octavo: Octavo, flag: str) -> None:
+    ran = octavo("serve", "no-such-model", "--port", "0", flag, "")
+    assert ran.code == 1 and f"{flag} is empty" in ran.err
+
+
+@pytest.mark.parametrize(("stdout", "code"), [("/dev/full", 1), ("/dev/null", 0)])
+def test_a_full_disk_is_one_line(stdout: str, code: int) -> None:
+    with Path(stdout).open("w") as out:
+        ran = subprocess.run([sys.executable, "-m", "octavo", "version"], stdout=out, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == code and "Traceback" not in ran.stderr
+    assert ran.stderr.count("\n") == code
+
+
 def test_version(octavo: Octavo) -> None:
     assert octavo("version").out == f"{__version__}\n"
 
@@ -269,6 +283,31 @@ def test_a_malformed_workload_names_its_line(octavo: Octavo, tmp_path: Path, lin
     assert ran.code == 1 and "line 2" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            b'{"prompt_token_ids": [1], "max_tokens": 1}\n{"prompt_token_ids": [1], "max_tokens": 256}\n',
+            "line 2.*257.*256",
+        ),
+        (b"\x7fELF\xd0\xff", "is not text"),
+    ],
+)
+def test_a_workload_that_cannot_be_measured_is_refused(
+    octavo: Octavo, tmp_path: Path, content: bytes, words: str
+) -> None:
+    workload = tmp_path / "work.jsonl"
+    workload.write_bytes(content)
+    ran = octavo("bench", "throughput", "m", "--workload", str(workload))
+    assert ran.code == 1 and re.search(words, ran.err)
+
+
+def test_where_figures_go_is_tried_before_the_measurement(octavo: Octavo, tmp_path: Path) -> None:
+    ran = octavo("bench", "latency", "m", "--json", str(tmp_path / "nowhere" / "out.json"))
+    assert ran.code == 1 and re.fullmatch("octavo: error: .*nowhere.*\n", ran.err)
+    assert not octavo.asked  # type: ignore[attr-defined]
+
+
 @given(st.integers(1, 2**53))
 def test_plain_numbers_mean_themselves(number: int) -> None:
     assert parse_count(str(number)) == parse_bytes(str(number)) == number
@@ -289,7 +328,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "-1", "0", "1.0001k", "k", "1 2", "1e3", "٣"])
+@pytest.mark.parametrize("text", ["", "-1", "0", "1.0001k", "k", "1 2", "1e3", "٣", "9" * 400, str(2**63)])
 def test_what_is_no_count(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_count(text)
