@@ -15,12 +15,17 @@ const char* kind_name(int kind) {
     case OCT_BUFFER_F32: return "fp32";
     case OCT_BUFFER_OPERAND_INT8: return "int8 operand";
     case OCT_BUFFER_OPERAND_BF16: return "bf16 operand";
+    case OCT_BUFFER_OPERAND_INT16: return "int16 operand";
   }
   return "unknown";
 }
 
 int operand_kind_for(const oct_weight& weight) {
-  return weight.layout == OCT_LAYOUT_BF16 ? OCT_BUFFER_OPERAND_BF16 : OCT_BUFFER_OPERAND_INT8;
+  switch (weight.layout) {
+    case OCT_LAYOUT_BF16: return OCT_BUFFER_OPERAND_BF16;
+    case OCT_LAYOUT_S8_GROUP: return OCT_BUFFER_OPERAND_INT16;
+  }
+  return OCT_BUFFER_OPERAND_INT8;
 }
 
 std::string number(double value) {
@@ -246,7 +251,7 @@ class InstructionCheck {
 void validate_buffers(const std::vector<oct_buffer>& buffers) {
   for (size_t i = 0; i < buffers.size(); ++i) {
     const oct_buffer& buffer = buffers[i];
-    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_BF16;
+    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_INT16;
     bool row_space = buffer.row_space == OCT_ROWS_TOKENS || buffer.row_space == OCT_ROWS_LOGITS;
     if (kind && row_space && buffer.columns >= 1) continue;
     throw Error("buffer " + std::to_string(i) + " of kind " + std::to_string(buffer.kind) + ", row space " +

@@ -38,8 +38,9 @@ const char* oct_context_isa(const oct_context*);
 // ---- weights: packed once, in one of the canonical layouts ------------------------------------------------------
 enum oct_layout {
   OCT_LAYOUT_BF16 = 0,      // bf16 values
-  OCT_LAYOUT_U8_GROUP = 1,  // codes of 5..8 bits in a byte, one scale (and minimum) a group of 16 or 32 columns
+  OCT_LAYOUT_U8_GROUP = 1,  // codes of 5 or 6 bits in a byte, one scale (and minimum) a group of 16 or 32 columns
   OCT_LAYOUT_U4_GROUP = 2,  // codes of 4 bits, one scale (and minimum) a group of 32 columns
+  OCT_LAYOUT_S8_GROUP = 3,  // signed codes of 8 bits, one scale a group of 32 columns
 };
 
 typedef struct oct_weight oct_weight;
@@ -66,8 +67,9 @@ void oct_kv_cache_destroy(oct_kv_cache*);
 // ---- program: a flat list of fixed-size instructions over numbered buffers ---------------------------------------
 enum oct_buffer_kind {
   OCT_BUFFER_F32 = 0,           // fp32 [rows, columns]
-  OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with grouped weights: int8 codes, scale and sum a group of 32
+  OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with weights of unsigned codes: int8 codes, a step size for each 16
   OCT_BUFFER_OPERAND_BF16 = 2,  // left operand of a product with bf16 weights
+  OCT_BUFFER_OPERAND_INT16 = 3, // left operand of a product with weights of signed codes: int16 codes, scale a group of 32
 };
 enum oct_row_space { OCT_ROWS_TOKENS = 0, OCT_ROWS_LOGITS = 1 };
 

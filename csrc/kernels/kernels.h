@@ -33,11 +33,10 @@ struct ThreadShare {
   int num_threads;
 };
 
-// Rows of the left side of a product. INT8: codes [rows, padded K], scales and sums [rows, padded K / 32], where
-// value = scale * code and sums holds the integer sum of the codes of each group of 32. BF16: values [rows, padded K].
-// How the row is laid out inside belongs to the instruction set; `data` is 64-byte aligned, rows `row_bytes` apart.
+// Rows of the left side of a product, padded to 32 columns: int8 or int16 codes with their scales, or bf16 values. How a
+// row is laid out inside is said in operand.h; `data` is 64-byte aligned, rows `row_bytes` apart.
 struct Operand {
-  int32_t kind;  // OCT_BUFFER_OPERAND_INT8 or OCT_BUFFER_OPERAND_BF16
+  int32_t kind;  // OCT_BUFFER_OPERAND_INT8, _INT16 or _BF16
   int32_t columns;
   int64_t row_bytes;
   uint8_t* data;

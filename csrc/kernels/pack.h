@@ -35,10 +35,17 @@ inline const uint8_t* source_row(const oct_weight& weight, const void* blocks, c
 // One group of 32 of a panel, from the decoded groups of its columns.
 inline void write_group(const oct_weight& weight, const PanelShape& shape, const GgufGroup* columns, uint8_t* dst) {
   int vectors = shape.columns / shape.lanes;
-  for (int s = 0; s < kGroup / 4; ++s) {
+  for (int s = 0; s < kGroup / shape.step; ++s) {
     for (int c = 0; c < shape.columns; ++c) {
       int vector = c / shape.lanes, lane = c % shape.lanes;
       uint32_t codes;
+      if (weight.code_bits == 8) {
+        uint16_t pair;
+        memcpy(&pair, columns[c].codes + 2 * s, 2);
+        pair ^= 0x8080;  // codes less their zero, 128
+        memcpy(dst + ((s * vectors + vector) * shape.lanes + lane) * 2, &pair, 2);
+        continue;
+      }
       memcpy(&codes, columns[c].codes + 4 * s, 4);
       if (weight.code_bits != 4) {
         memcpy(dst + ((s * vectors + vector) * shape.lanes + lane) * 4, &codes, 4);
@@ -130,12 +137,11 @@ inline void unpack_group(const oct_weight& weight, const PanelShape& shape, cons
   bool nibbles = weight.code_bits == 4;
   int step_vectors = nibbles ? vectors / 2 : vectors, byte_vector = nibbles ? vector / 2 : vector;
   int shift = nibbles && vector % 2 ? 4 : 0, mask = nibbles ? 15 : 255;
-  for (int s = 0; s < kGroup / 4; ++s) {
-    const uint8_t* codes = group + ((s * step_vectors + byte_vector) * shape.lanes + lane) * 4;
-    for (int i = 0; i < 4; ++i) {
-      int code = (codes[i] >> shift) & mask;
-      values[4 * s + i] = scales[s / 4] * float(code - weight.zero) - min;
-    }
+  for (int k = 0; k < kGroup; ++k) {
+    int s = k / shape.step;
+    uint8_t byte = group[((s * step_vectors + byte_vector) * shape.lanes + lane) * shape.step + k % shape.step];
+    int code = weight.code_bits == 8 ? int8_t(byte) : ((byte >> shift) & mask) - weight.zero;
+    values[k] = scales[k / 16] * float(code) - min;
   }
 }
 

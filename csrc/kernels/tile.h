@@ -35,6 +35,11 @@ constexpr Tile grouped_tiles[] = {grouped_tile<Format, 1>, grouped_tile<Format, 
                                   grouped_tile<Format, 5>, grouped_tile<Format, 6>,
 #endif
 };
+constexpr Tile signed_tiles[] = {signed_tile<1>, signed_tile<2>, signed_tile<3>, signed_tile<4>,
+#ifndef OCT_VEC_SCALAR
+                                 signed_tile<5>, signed_tile<6>,
+#endif
+};
 constexpr Tile bf16_tiles[] = {bf16_tile<1>, bf16_tile<2>, bf16_tile<3>, bf16_tile<4>,
 #ifndef OCT_VEC_SCALAR
                                bf16_tile<5>, bf16_tile<6>,
@@ -58,7 +63,10 @@ inline PanelFormat panel_format(const oct_weight& weight) {
     PanelShape shape = grouped_shape(weight);
     format.columns = shape.columns;
     format.panel_bytes = format.num_groups * shape.group_bytes;
-    visit_format(weight, [&](auto tag) { format.tiles = grouped_tiles<decltype(tag)>; });
+    format.tiles = signed_tiles;
+    if (weight.layout != OCT_LAYOUT_S8_GROUP) {
+      visit_format(weight, [&](auto tag) { format.tiles = grouped_tiles<decltype(tag)>; });
+    }
   }
   format.num_panels = (weight.num_rows + format.columns - 1) / format.columns;
   return format;

@@ -12,7 +12,7 @@ namespace {
 constexpr int kLanes = 8;
 constexpr int kMaxTileRows = 6;
 constexpr int kBf16PanelColumns = 16;
-constexpr int grouped_panel_columns(int bits) { return bits == 8 ? 8 : 16; }
+constexpr int grouped_panel_columns(int) { return 16; }
 
 typedef short v16hi __attribute__((vector_size(32)));
 typedef int v8si __attribute__((vector_size(32)));
@@ -41,17 +41,20 @@ inline void add_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Grou
       : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]), [step] "m"(*reinterpret_cast<const int8_t(*)[4]>(row.codes + 4 * s)));
 }
 
-inline v8si add_pairs(v16hi sums, short factor) {
-  return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi16(factor)));
+inline v8si add_pairs(v16hi sums) { return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi16(1))); }
+inline v8si add_scaled_pairs(v16hi sums, const int16_t (&factor_pair)[2]) {
+  int pair;
+  memcpy(&pair, factor_pair, 4);
+  return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi32(pair)));
 }
 inline __m256 load_halves(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// The two vectors of codes of step s: of two vectors of columns, or the nibbles of one.
+// The codes of step s of both vectors of columns.
 template <class Format>
 inline void load_step(const uint8_t* codes, int s, __m256i (&vectors)[2]) {
-  if constexpr (Format::bits == 4 || Format::bits == 8) {
+  if constexpr (Format::bits == 4) {
     __m256i mask = _mm256_set1_epi8(15);
     __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + s);
     vectors[0] = _mm256_and_si256(bytes, mask);
@@ -60,15 +63,6 @@ inline void load_step(const uint8_t* codes, int s, __m256i (&vectors)[2]) {
     vectors[0] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + 2 * s);
     vectors[1] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + 2 * s + 1);
   }
-}
-
-// Adds a dot of codes to the sum of an output: see operand.h for the order, which all instruction sets share.
-template <class Format>
-inline __m256 add_part(__m256 sum, v8si dot, const Int8Group& row, int part, __m256 scale) {
-  __m256 value = _mm256_cvtepi32_ps(__m256i(dot)), part_scale = _mm256_set1_ps(row.scales[part]);
-  value = Format::has_min ? _mm256_mul_ps(value, part_scale)
-                          : _mm256_fmadd_ps(value, part_scale, _mm256_set1_ps(row.sums[part] * float(-Format::zero)));
-  return _mm256_fmadd_ps(value, scale, sum);
 }
 
 // Dots of steps [first, first + count), few enough for 16 bits.
@@ -87,87 +81,178 @@ template <class Format, int R, int count>
   }
 }
 
-// The dots of the part of a group that has one activation scale, as they wait for the group's end: in 16 bits if they fit.
+// Both parts of a group, to be multiplied by weights of one scale: what add_to adds to `sums`.
 template <class Format, int R>
-struct PartDots {
+struct GroupDots {
   static constexpr int steps = kScaleColumns / 4;
-  v16hi dots[R][2];
-  void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part) {
-    dot_steps<Format, R, steps>(dots, rows, row_bytes, panel, part * steps);
+  v16hi dots[kParts][R][2];
+
+  [[gnu::always_inline]] void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      dot_steps<Format, R, steps>(dots[part], rows, row_bytes, panel, part * steps);
+    }
   }
-  v8si dot(int r, int v) const {
-    if constexpr (Format::bits == 8) return add_pairs(dots[r][0], 1) + add_pairs(dots[r][1], 16);
-    return add_pairs(dots[r][v], 1);
+  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row, const __m256 (&halves)[2][2]) const {
+    __m256 row_scale = _mm256_set1_ps(row.scale);
+    __m256 offset = Format::has_min ? _mm256_set1_ps(row.sum) : _mm256_set1_ps(row.sum * float(-Format::zero));
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      v8si dot = add_scaled_pairs(dots[0][r][v], row.factor_pairs[0]) + add_scaled_pairs(dots[1][r][v], row.factor_pairs[1]);
+      __m256 value = _mm256_cvtepi32_ps(__m256i(dot));
+      value = Format::has_min ? _mm256_mul_ps(value, row_scale) : _mm256_fmadd_ps(value, row_scale, offset);
+      sums[v] = _mm256_fmadd_ps(value, halves[0][v], sums[v]);
+      if (Format::has_min) sums[v] = _mm256_fnmadd_ps(halves[1][v], offset, sums[v]);
+    }
   }
 };
 
-template <int group, bool has_min, int zero, int R>
-struct PartDots<Format<6, group, has_min, zero>, R> {
+// The same for 6-bit codes, whose weights have a scale for each part.
+template <int zero, int R>
+struct GroupDots<Format<6, kScaleColumns, false, zero>, R> {
+  using Codes = Format<6, kScaleColumns, false, zero>;
   static constexpr int steps = kScaleColumns / 4;
-  v8si dots[R][2];
-  void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
+  v8si dots[kParts][R][2];
+
+  [[gnu::always_inline]] void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel) {
+#pragma GCC unroll 4
+    for (int half = 0; half < 2 * kParts; ++half) {
       v16hi pairs[R][2];
-      dot_steps<Format<6, group, has_min, zero>, R, steps / 2>(pairs, rows, row_bytes, panel,
-                                                               part * steps + half * steps / 2);
+      dot_steps<Codes, R, steps / 2>(pairs, rows, row_bytes, panel, half * steps / 2);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) dots[r][v] = half == 0 ? add_pairs(pairs[r][v], 1) : dots[r][v] + add_pairs(pairs[r][v], 1);
+        for (int v = 0; v < 2; ++v) {
+          v8si& dot = dots[half / 2][r][v];
+          dot = half % 2 == 0 ? add_pairs(pairs[r][v]) : dot + add_pairs(pairs[r][v]);
+        }
       }
     }
   }
-  v8si dot(int r, int v) const { return dots[r][v]; }
+  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row, const __m256 (&halves)[2][2]) const {
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      __m256 row_scale = _mm256_set1_ps(row.scale * row.factors[part]);
+      __m256 offset = _mm256_set1_ps(row.part_sums[part] * float(-zero));
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m256 value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(__m256i(dots[part][r][v])), row_scale, offset);
+        sums[v] = _mm256_fmadd_ps(value, halves[part][v], sums[v]);
+      }
+    }
+  }
 };
 
-// out[R][columns] = rows x panel. Registers hold the dots; the sums are kept in memory, in the first-level cache.
+template <int R>
+inline void store_sums(const __m256 (&sums)[R][2], float* out, int64_t out_stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) _mm256_storeu_ps(out + r * out_stride + v * kLanes, sums[r][v]);
+  }
+}
+
+template <int R>
+inline void clear_sums(__m256 (&sums)[R][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) sums[r][v] = _mm256_setzero_ps();
+  }
+}
+
+// Keeps GCC from spreading sums over registers that the dots need: they live in the first-level cache.
+template <int R>
+[[gnu::always_inline]] inline void keep_in_memory(__m256 (&sums)[R][2]) {
+  if (R > 3) asm volatile("" : : "r"(&sums) : "memory");
+}
+
+// out[R][16] = rows x panel.
 template <class Format, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
                          int64_t out_stride) {
-  constexpr int columns = grouped_panel_columns(Format::bits);
-  constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
-  constexpr int vectors = columns / kLanes;
-  __m256 sums[R][vectors];
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_ps();
-  }
+  constexpr PanelShape shape = panel_shape(kLanes, 16, Format::bits, Format::group, Format::has_min);
+  constexpr int rows_of_halves = Format::scale_rows + (Format::has_min ? 1 : 0);
+  __m256 sums[R][2];
+  clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
     prefetch_ahead<shape.group_bytes>(panel);
-    if (R > 2) asm volatile("" : : "r"(&sums) : "memory");  // keeps GCC from spreading them over registers it lacks
-    PartDots<Format, R> parts[kParts];
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) parts[part].compute(rows, row_bytes, panel, part);
+    keep_in_memory(sums);
+    GroupDots<Format, R> dots;
+    dots.compute(rows, row_bytes, panel);
 
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
-    __m256 scales[Format::scale_rows][vectors], mins[vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-#pragma GCC unroll 2
-      for (int i = 0; i < Format::scale_rows; ++i) scales[i][v] = load_halves(halves + i * columns + v * kLanes);
-      if (Format::has_min) mins[v] = load_halves(halves + Format::scale_rows * columns + v * kLanes);
+    __m256 halves[2][2];  // scales, then mins or more scales
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * rows_of_halves; ++i) {
+      halves[i / 2][i % 2] = load_halves(reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes) + i * kLanes);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+      dots.add_to(sums[r], r, *reinterpret_cast<const Int8Group*>(rows + r * row_bytes), halves);
+    }
+  }
+  store_sums(sums, out, out_stride);
+}
+
+inline void start_wide_dots(v8si (&dots)[2], const __m256i (&codes)[2], const int16_t* pair) {
+  int activations;
+  memcpy(&activations, pair, 4);
 #pragma GCC unroll 2
-      for (int part = 0; part < kParts; ++part) {
+  for (int v = 0; v < 2; ++v) dots[v] = v8si(_mm256_madd_epi16(codes[v], _mm256_set1_epi32(activations)));
+}
+
+// In assembly for the reason given at add_dots.
+inline void add_wide_dots(v8si (&dots)[2], const __m256i (&codes)[2], const int16_t* pair) {
+  v8si products, activations;
+  asm("vpbroadcastd %[pair], %[activations]\n\t"
+      "vpmaddwd %[activations], %[codes0], %[products]\n\t"
+      "vpmaddwd %[activations], %[codes1], %[activations]\n\t"
+      "vpaddd %[products], %[dots0], %[dots0]\n\t"
+      "vpaddd %[activations], %[dots1], %[dots1]"
+      : [dots0] "+x"(dots[0]), [dots1] "+x"(dots[1]), [products] "=&x"(products), [activations] "=&x"(activations)
+      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]), [pair] "m"(*reinterpret_cast<const int16_t(*)[2]>(pair)));
+}
+
+// The same for signed codes of 8 bits.
+template <int R>
+inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
+                        int64_t out_stride) {
+  constexpr PanelShape shape = panel_shape(kLanes, 16, 8, kGroup, false);
+  __m256 sums[R][2];
+  clear_sums(sums);
+  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int16Group)) {
+    prefetch_ahead<shape.group_bytes>(panel);
+    keep_in_memory(sums);
+    v8si dots[R][2];
+#pragma GCC unroll 16
+    for (int pair = 0; pair < kGroup / 2; ++pair) {
+      __m256i codes[2];
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) {
-          sums[r][v] = add_part<Format>(sums[r][v], parts[part].dot(r, v), row, part, scales[Format::scale_row(part)][v]);
-        }
+      for (int v = 0; v < 2; ++v) {
+        codes[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel) + 2 * pair + v));
       }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const int16_t* activations = reinterpret_cast<const Int16Group*>(rows + r * row_bytes)->codes + 2 * pair;
+        pair == 0 ? start_wide_dots(dots[r], codes, activations) : add_wide_dots(dots[r], codes, activations);
+      }
+    }
+    __m256 scales[2];
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) {
-        if (Format::has_min) sums[r][v] = _mm256_fnmadd_ps(mins[v], _mm256_set1_ps(row.sum), sums[r][v]);
+    for (int v = 0; v < 2; ++v) {
+      scales[v] = load_halves(reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes) + v * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m256 row_scale = _mm256_set1_ps(reinterpret_cast<const Int16Group*>(rows + r * row_bytes)->scale);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(__m256i(dots[r][v])), row_scale);
+        sums[r][v] = _mm256_fmadd_ps(value, scales[v], sums[r][v]);
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) _mm256_storeu_ps(out + r * out_stride + v * kLanes, sums[r][v]);
-  }
+  store_sums(sums, out, out_stride);
 }
 
 // The first or second of each pair of bf16, as fp32. The second is masked by an instruction whose operands are both in

@@ -42,6 +42,7 @@ from octavo.weights.gguf import GGUFType
 F32 = BufferKind.F32
 OPERAND_INT8 = BufferKind.OPERAND_INT8
 OPERAND_BF16 = BufferKind.OPERAND_BF16
+OPERAND_INT16 = BufferKind.OPERAND_INT16
 LOGIT_ROWS = RowSpace.LOGITS
 
 K_QUANT_SCALES = {GGUFType.Q4_K: slice(0, 4), GGUFType.Q5_K: slice(0, 4), GGUFType.Q6_K: slice(208, 210)}

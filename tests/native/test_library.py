@@ -164,7 +164,7 @@ def test_a_type_goes_only_into_layouts_made_for_it(encoding: GGUFType) -> None:
 def test_weights_that_cannot_be_right_are_refused() -> None:
     context = Context("scalar")
     tensor = random_tensor(np.random.default_rng(), GGUFType.Q8_0, (4, 64))
-    pack = {"context": context, "layout": Layout.U8_GROUP, "encoding": GGUFType.Q8_0, "shape": (4, 64)}
+    pack = {"context": context, "layout": Layout.S8_GROUP, "encoding": GGUFType.Q8_0, "shape": (4, 64)}
     refused: list[tuple[dict[str, object], str]] = [
         ({"shape": (4, 48)}, "48 columns, which is not a multiple of its blocks of 32"),
         ({"shape": (0, 64)}, "0 x 64"),

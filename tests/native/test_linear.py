@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from octavo.backends.native.instructions import Buffer, Linear, Quantize
+from octavo.backends.native.instructions import Buffer, BufferKind, Linear, Quantize
 from octavo.backends.native.library import Context, FloatArray, PackedWeight, supported_isas
+from octavo.backends.native.lower import OPERAND_OF_LAYOUT
 from octavo.quant.gguf import Layout, layout_of
 from octavo.weights.gguf import GGUFType
-from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, Chunk, Step, random_tensor, run
+from tests.native.harness import F32, OPERAND_INT8, Chunk, Step, random_tensor, run
 from tests.native.test_weights import PLAIN, QUANTIZED, by_name, to_bf16
 
 ROW_COUNTS = [0, 1, 2, 3, 5, 7, 16, 64, 100]
@@ -25,26 +26,53 @@ ONE_OF_EACH_LAYOUT = [
     (GGUFType.Q4_K, Layout.U4_GROUP),
     (GGUFType.Q5_0, Layout.U8_GROUP),
     (GGUFType.Q6_K, Layout.U8_GROUP),
-    (GGUFType.Q8_0, Layout.U8_GROUP),
+    (GGUFType.Q8_0, Layout.S8_GROUP),
     (GGUFType.F16, Layout.BF16),
 ]
 
 
 def to_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
-    """Values as the INT8 operand holds them: codes -127..127 with a scale for each 16 columns."""
-    num_rows, num_columns = values.shape
-    padded = np.pad(values, ((0, 0), (0, -num_columns % 16))).reshape(num_rows, (num_columns + 15) // 16, 16)
-    largest = np.abs(padded).max(-1, keepdims=True)
-    bits = (largest / np.float32(127)).astype(np.float32).view(np.uint32)
-    scales = ((bits + 0x800) & 0xFFFFF000).astype(np.uint32).view(np.float32)  # 12 significant bits
-    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
-    codes = np.rint((padded * inverse).astype(np.float32))
-    restored: npt.NDArray[np.float64] = codes.astype(np.float64) * scales.astype(np.float64)
-    return restored.reshape(num_rows, padded.shape[1] * 16)[:, :num_columns]
+    """Values as the INT8 operand holds them: codes -127..127, a step size of scale * (1..127) for each 16 columns."""
+    halves = groups_of_32(values).reshape(len(values), -(-values.shape[1] // 32), 2, 16)
+    largest = np.abs(halves).max(-1, keepdims=True)
+    bits = (largest.max(2, keepdims=True) / np.float32(127 * 127)).view(np.uint32)
+    scales = ((bits + 0xFF) & 0xFFFFFF00).astype(np.uint32).view(np.float32)  # rounded up to 16 significant bits
+    factors = np.clip(np.ceil(largest * reciprocal(np.float32(127) * scales)), 1, 127).astype(np.float32)
+    steps = scales * factors
+    codes = np.rint(halves * reciprocal(steps))
+    assert np.abs(codes).max(initial=0) <= 127
+    return ungrouped(codes.astype(np.float64) * steps, values.shape[1])
+
+
+def to_int16_groups(values: FloatArray) -> npt.NDArray[np.float64]:
+    """Values as the INT16 operand holds them: codes -32767..32767 and a scale for each 32 columns."""
+    groups = groups_of_32(values)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    codes = np.rint(groups * (np.float32(32767) * reciprocal(largest)))
+    return ungrouped(codes.astype(np.float64) * (largest / np.float32(32767)), values.shape[1])
+
+
+def groups_of_32(values: FloatArray) -> FloatArray:
+    num_groups = -(-values.shape[1] // 32)
+    return np.pad(values, ((0, 0), (0, -values.shape[1] % 32))).reshape(len(values), num_groups, 32)
+
+
+def ungrouped(groups: npt.NDArray[np.float64], num_columns: int) -> npt.NDArray[np.float64]:
+    return groups.reshape(len(groups), -(-num_columns // 32) * 32)[:, :num_columns]
+
+
+def reciprocal(values: FloatArray) -> FloatArray:
+    return np.divide(np.float32(1), values, out=np.zeros_like(values), where=values > 0)
 
 
 def operand_values(layout: Layout, values: FloatArray) -> npt.NDArray[np.float64]:
-    return to_bf16(values).astype(np.float64) if layout is Layout.BF16 else to_int8_groups(values)
+    match OPERAND_OF_LAYOUT[layout]:
+        case BufferKind.OPERAND_INT8:
+            return to_int8_groups(values)
+        case BufferKind.OPERAND_INT16:
+            return to_int16_groups(values)
+        case _:
+            return to_bf16(values).astype(np.float64)
 
 
 def tokens(count: int) -> Step:
@@ -60,7 +88,7 @@ def product(
     residual: FloatArray | None = None,
 ) -> FloatArray:
     num_columns, num_inputs = weight.shape
-    operand = OPERAND_BF16 if weight.layout is Layout.BF16 else OPERAND_INT8
+    operand = OPERAND_OF_LAYOUT[weight.layout]
     linear = Linear(1, 2, "w", num_columns, bias=None if bias is None else "b", accumulate=residual is not None)
     result = run(
         context,
@@ -78,9 +106,10 @@ def assert_is_product(found: FloatArray, x: FloatArray, weight: PackedWeight, ad
     operand = operand_values(weight.layout, x)
     values = weight.unpack().astype(np.float64)
     expected = operand @ values.T + added
-    # Rounding grows with the size of what is added up. A minimum or zero point is subtracted from larger numbers.
-    size = np.abs(operand) @ np.abs(values).T + np.abs(added) + 1e-30
-    assert np.all(np.abs(found - expected) <= 3e-5 * size), np.max(np.abs(found - expected) / size)
+    # Rounding grows with the size of what is added up; a minimum or zero point is subtracted from larger numbers.
+    codes = np.abs(values) + np.abs(values).max(-1, keepdims=True)
+    size = np.abs(operand) @ codes.T + np.abs(added) + 1e-30
+    assert np.all(np.abs(found - expected) <= 1e-5 * size), np.max(np.abs(found - expected) / size)
 
 
 @pytest.mark.parametrize("encoding", PLAIN + QUANTIZED, ids=by_name)

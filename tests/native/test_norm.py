@@ -61,7 +61,7 @@ def test_norm_adds_to_fp32(context: Context, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("columns", [32, 96, 576])
 def test_norm_to_operands_is_norm_then_quantize(context: Context, columns: int, rng: np.random.Generator) -> None:
     x, vector = normal(rng, 5, columns), normal(rng, columns)
-    grouped = random_tensor(rng, GGUFType.Q8_0, (17, columns)).pack(context, Layout.U8_GROUP)
+    grouped = random_tensor(rng, GGUFType.Q5_0, (17, columns)).pack(context, Layout.U8_GROUP)
     plain = random_tensor(rng, GGUFType.BF16, (17, columns)).pack(context, Layout.BF16)
     buffers = [Buffer(F32, columns), Buffer(OPERAND_INT8, columns), Buffer(OPERAND_BF16, columns)]
     buffers += [Buffer(F32, columns), Buffer(F32, 17), Buffer(F32, 17)]

@@ -36,9 +36,9 @@ def small() -> Callable[..., Program]:
     context = Context("scalar", 2)
     rng = np.random.default_rng()
     weights = {
-        "u8": random_tensor(rng, GGUFType.Q8_0, (64, 64)).pack(context, Layout.U8_GROUP),
+        "u8": random_tensor(rng, GGUFType.Q5_0, (64, 64)).pack(context, Layout.U8_GROUP),
         "bf16": random_tensor(rng, GGUFType.BF16, (64, 64)).pack(context, Layout.BF16),
-        "wide": random_tensor(rng, GGUFType.Q8_0, (96, 64)).pack(context, Layout.U8_GROUP),
+        "wide": random_tensor(rng, GGUFType.Q5_0, (96, 64)).pack(context, Layout.U8_GROUP),
     }
 
     def make(
@@ -113,7 +113,7 @@ def test_programs_that_cannot_be_are_refused(small: Callable[..., Program]) -> N
 
 def test_a_weight_packed_for_another_instruction_set_is_refused(isa: str) -> None:
     """Each instruction set has its own layout: the numbers would be garbage."""
-    tensor = random_tensor(np.random.default_rng(), GGUFType.Q8_0, (64, 64))
+    tensor = random_tensor(np.random.default_rng(), GGUFType.Q5_0, (64, 64))
     weights = {"w": tensor.pack(Context("scalar"), Layout.U8_GROUP)}
     buffers = [Buffer(OPERAND_INT8, 64), Buffer(F32, 64)]
     if isa == "scalar":
@@ -228,7 +228,7 @@ def test_select_rows_copies_the_rows_that_need_logits(context: Context) -> None:
 
 def head(context: Context, num_logits: int) -> tuple[list[Buffer], list[Operation], dict[str, PackedWeight]]:
     """Logits of 64 columns: select all rows, quantise, sample."""
-    tensor = random_tensor(np.random.default_rng(), GGUFType.Q8_0, (num_logits, 64))
+    tensor = random_tensor(np.random.default_rng(), GGUFType.Q5_0, (num_logits, 64))
     buffers = [Buffer(F32, 64), Buffer(F32, 64, LOGIT_ROWS), Buffer(OPERAND_INT8, 64, LOGIT_ROWS)]
     operations: list[Operation] = [op.SelectRows(0, 1), op.Quantize(1, 2), op.Sample(2, "head")]
     return buffers, operations, {"head": tensor.pack(context, Layout.U8_GROUP)}

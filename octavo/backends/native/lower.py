@@ -32,6 +32,7 @@ OPERAND_OF_LAYOUT = {
     Layout.BF16: BufferKind.OPERAND_BF16,
     Layout.U8_GROUP: BufferKind.OPERAND_INT8,
     Layout.U4_GROUP: BufferKind.OPERAND_INT8,
+    Layout.S8_GROUP: BufferKind.OPERAND_INT16,
 }
 
 
@@ -154,7 +155,9 @@ def _lower_rms_norm(lowering: _Lowering, node: ops.RmsNorm) -> None:
     if lowering.added_only(node):
         return
     src = lowering.matrix(node.x)
-    kinds = lowering.kinds_needed(node)[:2]  # with fp32 among them, a third is made from it
+    kinds = lowering.kinds_needed(node)
+    if len(kinds) > 2:  # fp32, from which the others are made, and one operand
+        kinds = sorted({BufferKind.F32, *kinds})[:2]
     dsts = [lowering.new_buffer(kind, node.columns, lowering.row_space(node.x)) for kind in kinds]
     dst, dst2 = dsts if len(dsts) == 2 else (dsts[0], None)
     lowering.emit(instructions.RmsNorm(src, dst, node.weight.name, node.epsilon, dst2))
