@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -33,9 +33,21 @@ app = typer.Typer(
     help="Serve language models over the OpenAI API, or use them from the terminal.",
     add_completion=False,
     no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def octavo(
+    *, show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
+) -> None:
+    if show_version:
+        version.version()
+        raise typer.Exit
+
+
 _VERBS: tuple[Callable[..., None], ...] = (serve.serve, chat.chat, generate.generate, pull.pull, version.version)
 for verb in _VERBS:
     app.command()(expand_flag_groups(verb))

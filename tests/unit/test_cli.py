@@ -85,6 +85,15 @@ def test_help_names_every_verb(octavo: Octavo) -> None:
         assert verb in ran.out
 
 
+def test_both_ways_to_ask_for_the_version(octavo: Octavo) -> None:
+    assert octavo("--version").out == octavo("version").out == f"{__version__}\n"
+
+
+def test_nothing_asked_shows_the_help(octavo: Octavo) -> None:
+    ran = octavo()
+    assert ran.code == 2 and "serve" in ran.out + ran.err
+
+
 def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
     """Flags are a budget: a new one is a decision, and belongs here and in the README."""
     flags = {
