@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -88,6 +89,7 @@ def serve(
         from octavo.server.run import serve as run_server
         from octavo.server.settings import ServerSettings
 
+        logging.getLogger(__name__).info("loading %s", reference)
         totals = EngineTotals()
         with ProgressReport() as progress:
             built = build_engine(args, progress=progress, listeners=(totals,))
