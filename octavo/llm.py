@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import fields
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, cast
@@ -12,6 +13,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, cast
 from octavo.config import DEFAULT_MODEL, EngineArgs, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
+from octavo.engine.input import require_list
 from octavo.engine.progress import BatchProgress
 from octavo.engine.thread import EngineThread
 from octavo.errors import ConfigError, EngineDeadError, InvalidValueError, RequestError, ShuttingDownError
@@ -30,7 +32,7 @@ class LLM:
     leaves the engine usable. `close()`, or the end of a `with` block, gives the memory back.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **engine_args: Any) -> None:
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **engine_args: Any) -> None:
         self._serve(build_engine(_engine_args(model, engine_args)))
 
     @classmethod
@@ -183,17 +185,23 @@ class _Collector:
         )
 
 
-def _engine_args(model: str, engine_args: dict[str, Any]) -> EngineArgs:
+def _engine_args(model: str | Path, engine_args: dict[str, Any]) -> EngineArgs:
     known = [field.name for field in fields(EngineArgs)]
     for name in engine_args:
         if name not in known:
             raise ConfigError(f"LLM has no argument {name!r}; there are: {', '.join(known)}")
-    return EngineArgs(model=model, **engine_args)
+    if not isinstance(model, (str, Path)):
+        raise ConfigError(f"model is {model!r}; it must be a path or the name of a model")
+    return EngineArgs(model=str(model), **engine_args)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A single prompt, text or mapping or token ids, becomes a list of one."""
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], SupportsIndex)):
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    require_list(prompts, "prompts", "text, a list of token ids, or a list of such")
+    first = next(iter(prompts), None)
+    if isinstance(first, SupportsIndex) and not isinstance(first, Sized):  # arrays of one number are both
         return [cast(Prompt, prompts)]
     return cast(Sequence[Prompt], prompts)
 
@@ -201,7 +209,8 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 def _prompt_in(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     match dict(prompt):
         case {"prompt_token_ids": token_ids, **others} if not others or set(others) == {"prompt"}:
-            return list(token_ids)
+            require_list(token_ids, "prompt_token_ids", "a list of token ids")
+            return cast(Sequence[int], token_ids)
         case {"prompt": str(text), **others} if not others:
             return text
     raise InvalidValueError(
@@ -210,6 +219,7 @@ def _prompt_in(prompt: Mapping[str, Any]) -> str | Sequence[int]:
 
 
 def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> Sequence[Sequence[Message]]:
+    require_list(messages, "messages", "a list of messages, or a list of such lists")
     if len(messages) > 0 and isinstance(messages[0], Mapping):
         return [cast(Sequence[Message], messages)]
     return cast(Sequence[Sequence[Message]], messages)
@@ -222,6 +232,12 @@ def _one_each(
         return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
+    require_list(sampling_params, "sampling_params", "a SamplingParams or a list of them")
+    for index, given in enumerate(sampling_params):
+        if not isinstance(given, SamplingParams):
+            raise InvalidValueError(
+                f"sampling_params[{index}] is {given!r}; it must be a SamplingParams", param="sampling_params"
+            )
     if len(sampling_params) != count:
         raise InvalidValueError(
             f"{len(sampling_params)} sampling_params were given for {count} {param}; give one, or one each",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
@@ -40,6 +40,7 @@ class InputProcessor:
         """A request for a continuation of `prompt`: text, to be tokenised with the model's BOS rule, or token ids."""
         if isinstance(prompt, str):
             return self._request(self._tokenizer.encode(prompt), prompt, sampling, request_id)
+        require_list(prompt, "prompt", "text or a list of token ids")
         self._check_prompt_length(len(prompt))
         return self._request(self._checked_token_ids(prompt, "prompt"), None, sampling, request_id)
 
@@ -128,6 +129,12 @@ class InputProcessor:
         if seed is None:
             return _splitmix64(_splitmix64(self._seed & _UINT64) + next(self._num_seeds_drawn))
         return seed & _UINT64
+
+
+def require_list(value: Any, param: str, expected: str) -> None:
+    """Raises `InvalidValueError` unless `value` has a length and an order; bytes are no token ids."""
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, bytearray, Mapping, Set)):
+        raise InvalidValueError(f"{param} is {repr(value)[:100]}; it must be {expected}", param=param)
 
 
 def _splitmix64(x: int) -> int:

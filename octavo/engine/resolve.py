@@ -6,6 +6,7 @@ Pure functions: the same inputs give the same decisions, and every refusal says 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig
@@ -43,15 +44,26 @@ class Compute:
 
 def check_args(args: EngineArgs) -> None:
     """Raises `ConfigError` for values that no model and no machine could satisfy."""
+    for flag, value in (
+        ("--max-num-seqs", args.max_num_seqs),
+        ("--max-num-batched-tokens", args.max_num_batched_tokens),
+        ("--threads", 1 if args.threads is None else args.threads),
+        ("--max-model-len", 2 if args.max_model_len is None else args.max_model_len),
+        ("--kv-cache-memory", 1 if args.kv_cache_memory_bytes is None else args.kv_cache_memory_bytes),
+        ("--seed", args.seed),
+    ):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ConfigError(f"{flag} is {value!r}; it must be an integer")
     _require_at_least(1, "--max-num-seqs", args.max_num_seqs)
     _require_at_most(MOST_ROWS, "--max-num-seqs", args.max_num_seqs)
     _require_at_least(1, "--max-num-batched-tokens", args.max_num_batched_tokens)
     _require_at_most(MOST_BATCHED_TOKENS, "--max-num-batched-tokens", args.max_num_batched_tokens)
     _require_at_least(1, "--threads", args.threads)
     _require_at_least(2, "--max-model-len", args.max_model_len)
+    _require_at_least(1, "--kv-cache-memory", args.kv_cache_memory_bytes)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
         raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
-    if not 0.0 < args.memory_utilization <= 1.0:
+    if not isinstance(args.memory_utilization, Real) or not 0.0 < args.memory_utilization <= 1.0:
         raise ConfigError(f"--memory-utilization is {args.memory_utilization}; it must be above 0 and at most 1")
 
 

@@ -76,7 +76,9 @@ def _local(reference: str) -> Path:
 
 
 def _expanded(reference: str) -> Path | None:
-    """The path, if there is anything at it."""
+    """The path, if there is anything at it; no text is no path, while `Path("")` is this folder."""
+    if not reference:
+        return None
     try:
         path = Path(reference).expanduser()
         return path if path.exists() else None

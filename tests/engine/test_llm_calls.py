@@ -8,7 +8,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
@@ -48,6 +50,32 @@ def test_every_form_of_a_prompt(llm: LLM, prompts: object) -> None:
     assert output.prompt_token_ids == (2, 5, 8)
     assert token_ids([output]) == [expected] and output.outputs[0].text == text_of(expected)
     assert output.outputs[0].finish_reason == "length"
+
+
+def test_arrays_are_token_ids_too(llm: LLM) -> None:
+    for prompts in (np.array([2, 5, 8]), [np.array([2, 5, 8])], np.array([[2, 5, 8]]), [np.array([3])]):
+        (output,) = llm.generate(prompts, FREE)  # type: ignore[arg-type]
+        assert output.prompt_token_ids in {(2, 5, 8), (3,)}
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, 1.5, True, b"258", {"2"}, iter(["2"]), [None], [1.5], [b"258"], [{2, 5}],
+     {"prompt_token_ids": "258"}, {"prompt_token_ids": b"258"}, {"prompt_token_ids": None}],
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"it must be .*token ids"):
+        llm.generate(prompts, FREE)
+
+
+def test_what_is_no_conversation_and_no_parameters_is_refused(llm: LLM) -> None:
+    wrong: Any
+    for wrong in (None, 5, "25", {"role": "user", "content": "25"}):
+        with pytest.raises(InvalidValueError, match=r"^messages is .*; it must be a list of messages"):
+            llm.chat(wrong, FREE)
+    for wrong in (5, "x", {}, [5], [None], [{}]):
+        with pytest.raises(InvalidValueError, match=r"^sampling_params.* it must be a SamplingParams"):
+            llm.generate(["25"], wrong)
 
 
 def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:

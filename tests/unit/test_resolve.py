@@ -98,6 +98,20 @@ def test_threads_and_dtype() -> None:
         (EngineArgs(max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
         (EngineArgs(max_num_batched_tokens=2**31), "--max-num-batched-tokens is 2147483648.*at most 1048576"),
         (EngineArgs(threads=0), "--threads is 0"),
+        (EngineArgs(kv_cache_memory_bytes=-1), "--kv-cache-memory is -1.*at least 1"),
+        *(
+            (EngineArgs(**{name: value}), f"--{flag} is {value!r}; it must be an integer")
+            for value in ("2", 1.5, True)
+            for name, flag in (
+                ("max_num_seqs", "max-num-seqs"),
+                ("max_num_batched_tokens", "max-num-batched-tokens"),
+                ("threads", "threads"),
+                ("max_model_len", "max-model-len"),
+                ("seed", "seed"),
+                ("kv_cache_memory_bytes", "kv-cache-memory"),
+            )
+        ),
+        (EngineArgs(memory_utilization="all"), "--memory-utilization is all"),  # type: ignore[arg-type]
         (EngineArgs(max_model_len=1), "--max-model-len is 1.*at least 2"),
         (EngineArgs(memory_utilization=0.0), "--memory-utilization is 0.0"),
         (EngineArgs(memory_utilization=1.5), "--memory-utilization is 1.5"),
