@@ -90,9 +90,10 @@ def _collect(
     expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32], kl: list[float], agreements: list[bool]
 ) -> None:
     for start in range(0, len(expected), ROWS_AT_ONCE):
-        p = torch.log_softmax(torch.from_numpy(expected[start : start + ROWS_AT_ONCE]), -1)
-        q = torch.log_softmax(torch.from_numpy(found[start : start + ROWS_AT_ONCE]), -1)
-        kl.extend((p.exp() * (p - q)).sum(-1, dtype=torch.float64).tolist())
+        p = torch.from_numpy(expected[start : start + ROWS_AT_ONCE])
+        q = torch.from_numpy(found[start : start + ROWS_AT_ONCE])
+        log_ratio = p - q - (p.logsumexp(-1, keepdim=True) - q.logsumexp(-1, keepdim=True))
+        kl.extend((p.softmax(-1) * log_ratio).sum(-1, dtype=torch.float64).tolist())
         agreements.extend((p.argmax(-1) == q.argmax(-1)).tolist())
 
 

@@ -1,4 +1,8 @@
-"""Real models stay within the accuracy bars: what a kernel, a layout or a model file gets slightly wrong shows here."""
+"""Real models stay within the accuracy bars: what a kernel, a layout or a model file gets slightly wrong shows here.
+
+To stay quick the larger vocabularies read one window of text here; `accuracy.py` alone reads two for every model, and its
+figures are in docs/log.md.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ from tests.models.accuracy import Oracle, compare
 
 # activation dtype: (mean KL in nats at most, top-1 agreement at least)
 BARS = {"int8": (1e-2, 0.97), "bf16": (2e-3, 0.99)}
+NUM_WINDOWS = {"smollm2": 2, "gemma3": 1, "qwen05": 1}
 
 
-@pytest.fixture(scope="module", params=["smollm2", "gemma3", "qwen05"])
+@pytest.fixture(scope="module", params=list(NUM_WINDOWS))
 def model(request: pytest.FixtureRequest) -> tuple[Path, Oracle]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
-    return path, Oracle(path)
+    return path, Oracle(path, NUM_WINDOWS[request.param])
 
 
 @pytest.mark.parametrize("activation_dtype", ["int8", "bf16"])
@@ -24,6 +29,6 @@ def test_distributions_are_close_to_float32(model: tuple[Path, Oracle], activati
     accuracy = compare(oracle, path, activation_dtype)  # type: ignore[arg-type]
     print(path.name, activation_dtype, accuracy)
     max_kl, min_agreement = BARS[activation_dtype]
-    assert accuracy.num_positions >= 2000
+    assert accuracy.num_positions >= 1000
     assert accuracy.mean_kl <= max_kl
     assert accuracy.top1_agreement >= min_agreement
