@@ -92,9 +92,7 @@ def _assemble(
 
 
 def _is_quantized(checkpoint: Checkpoint) -> bool:
-    return any(
-        tensor.encoding not in _UNQUANTIZED for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1
-    )
+    return any(tensor.encoding not in _UNQUANTIZED for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
 
 
 def _facts(checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
