@@ -1,7 +1,7 @@
 """Real models stay within the accuracy bars: what a kernel, a layout or a model file gets slightly wrong shows here.
 
-To stay quick the larger vocabularies read one window of text here; `accuracy.py` run by itself reads two for every model,
-and its figures are in docs/log.md.
+To stay quick the larger vocabularies read one window of text here; `accuracy.py` run by itself reads two for every
+model, and its figures are in docs/log.md.
 """
 
 from __future__ import annotations
