@@ -19,6 +19,7 @@ from octavo.errors import ConfigError
 from octavo.metrics.activity import ActivityMeter
 from octavo.metrics.totals import EngineTotals
 from octavo.server.app import create_app
+from octavo.server.http_limits import BoundedHeads
 from octavo.server.listen import url_of
 from octavo.server.logs import log_event
 from octavo.server.service import Service
@@ -79,7 +80,7 @@ class _Run:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHeads,
                 ws="none",
                 lifespan="off",
                 log_config=None,

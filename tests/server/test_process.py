@@ -45,6 +45,26 @@ def running(server: ServerProcess) -> float:
     return next(float(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_running{"))
 
 
+def test_a_head_without_end_is_cut_off() -> None:
+    """uvicorn itself would keep it all."""
+    with server_process(ALPHABET) as server:
+        for beginning in (b"GET /", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: "):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(beginning)
+                with pytest.raises(OSError):
+                    for _ in range(1000):
+                        connection.sendall(b"a" * 2**16)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 70_000)
+            assert b"400" in connection.recv(1000).splitlines()[0]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        for _ in range(5):  # the limit is of each request, not of a connection
+            connection.request("GET", "/health", headers={"X-Long": "a" * 30_000})
+            response = connection.getresponse()
+            assert response.status == 200 and response.read()
+        connection.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     with server_process(ALPHABET, "--step-s", "0.01") as server:
