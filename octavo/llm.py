@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, cast
 
@@ -23,6 +24,8 @@ from octavo.sampling_params import SamplingParams
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 Input = TypeVar("Input")
+
+_INTERRUPT_CHECK_S = 0.2
 
 
 class LLM:
@@ -129,7 +132,7 @@ class LLM:
         try:
             self._thread.submit(requests)
             for _ in requests:
-                output = ended.get().output()
+                output = _next(ended).output()
                 progress.advance(len(output.prompt_token_ids), len(output.outputs[0].token_ids))
         except BaseException:
             self._thread.abort(list(collectors))
@@ -183,6 +186,16 @@ class _Collector:
         return RequestOutput(
             request.request_id, request.prompt, request.prompt_token_ids, (answer,), last.num_cached_tokens, last.times
         )
+
+
+def _next(ended: SimpleQueue[_Collector]) -> _Collector:
+    """The next request that has ended.
+
+    Wakes now and then: a Ctrl-C that comes just before the wait begins would otherwise be noticed at its end only.
+    """
+    while True:
+        with suppress(Empty):
+            return ended.get(timeout=_INTERRUPT_CHECK_S)
 
 
 def _engine_args(model: str | Path, engine_args: dict[str, Any]) -> EngineArgs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -124,7 +123,9 @@ def test_a_failing_step_raises_and_the_next_call_works(llm: LLM, fake: FakeEngin
     assert token_ids(llm.generate("25", FREE)) == [continuation([2, 5], FREE, 30)]
 
 
-def test_an_interrupt_aborts_the_call_and_leaves_the_engine_usable(llm: LLM, fake: FakeEngine) -> None:
+@pytest.mark.parametrize("to_main", [True, False])
+def test_an_interrupt_aborts_the_call_and_leaves_the_engine_usable(llm: LLM, fake: FakeEngine, to_main: bool) -> None:
+    """Also one that does not end the wait of the main thread: taken by another thread, or just before the wait."""
     execute = fake.executor.execute
     abort = llm._thread.abort
     interrupted = threading.Event()
@@ -135,7 +136,8 @@ def test_an_interrupt_aborts_the_call_and_leaves_the_engine_usable(llm: LLM, fak
 
     def interrupt_third_step(plan: StepPlan) -> StepOutput:
         if len(fake.executor.plans) == 2:
-            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: to the process, not to this thread
+            thread = threading.main_thread() if to_main else threading.current_thread()
+            signal.pthread_kill(thread.ident or 0, signal.SIGINT)
             interrupted.wait(20)
         return execute(plan)
 
