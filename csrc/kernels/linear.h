@@ -27,11 +27,16 @@ inline void linear_tile(const LinearArgs& args, const PanelFormat& format, int64
   int64_t column = panel * format.columns;
   int64_t count = args.weight->num_rows - column;
   if (count > format.columns) count = format.columns;
+  float* dst = args.dst.data + row * args.dst.stride + column;
+  // The lines to be written are on their way while the tile is computed; rows of logits share cache sets and miss.
+  for (int r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(dst + r * args.dst.stride + i, 1);
+  }
   format.tiles[num_rows - 1](args.src.data + row * args.src.row_bytes, args.src.row_bytes,
                              args.weight->data + panel * format.panel_bytes, format.num_groups, product, format.columns);
+  const float* bias = args.bias ? args.bias + column : nullptr;
   for (int r = 0; r < num_rows; ++r) {
-    float* dst = args.dst.data + (row + r) * args.dst.stride + column;
-    write_product(product + r * format.columns, count, args.bias ? args.bias + column : nullptr, args.accumulate, dst);
+    write_product(product + r * format.columns, count, bias, args.accumulate, dst + r * args.dst.stride);
   }
 }
 
