@@ -2,9 +2,9 @@
 //
 // A panel holds `columns` weight rows (columns of the product's right side). It is a run of groups of 32 along K:
 //
-//   codes   for each step along K, for each vector of `lanes` columns, lanes x step codes. 4 bits: steps of 4, a byte holds
-//           a code of vector 2v below and of vector 2v + 1 above. 5 and 6 bits: steps of 4, a code a byte. 8 bits: steps of
-//           2, a signed code a byte, to be widened to 16 bits.
+//   codes   for each step along K, for each vector of `lanes` columns, lanes x step codes. 4 bits: steps of 4, a byte
+//           holds a code of vector 2v below and of vector 2v + 1 above. 5 and 6 bits: steps of 4, a code a byte.
+//           8 bits: steps of 2, a signed code a byte, to be widened to 16 bits.
 //   scales  fp16, [groups of the 32: 1, or 2 when a scale covers 16][columns]
 //   mins    fp16, [columns], where the type has them
 //
@@ -41,8 +41,8 @@ constexpr PanelShape panel_shape(int lanes, int columns, int bits, int group, bo
   return {lanes, columns, bits == 8 ? 2 : 4, codes, codes + rows_of_halves * columns * int64_t(sizeof(uint16_t))};
 }
 
-// Asks for what a tile reads next but a few groups: panels follow each other, and the hardware alone fetches a weight read
-// once 10 to 30 % slower.
+// Asks for what a tile reads next but a few groups: panels follow each other, and the hardware alone fetches a weight
+// read once 10 to 30 % slower.
 template <int64_t bytes>
 inline void prefetch_ahead(const uint8_t* panel) {
   constexpr int64_t distance = 2048;

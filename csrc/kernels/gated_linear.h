@@ -7,7 +7,7 @@ namespace octavo {
 namespace {
 
 // Columns computed together: whole panels of every format and whole groups of an operand.
-constexpr int kGatedColumns = kMaxTileRows > 4 && kLanes == 16 ? 64 : 32;
+constexpr int kGatedColumns = kBf16PanelColumns > kGroup ? kBf16PanelColumns : kGroup;
 static_assert(kGatedColumns % kBf16PanelColumns == 0 && kGatedColumns % kGroup == 0, "whole panels and groups");
 
 inline F32 silu(F32 x) { return x / (F32::set1(1.0f) + exp(F32::zero() - x)); }
@@ -25,8 +25,9 @@ inline void block_product(const Operand& src, const oct_weight& weight, const Pa
     int64_t panel = block * panels + p;
     float* dst = out + p * format.columns;
     if (panel < format.num_panels) {
-      format.tiles[num_rows - 1](src.data + row * src.row_bytes, src.row_bytes, weight.data + panel * format.panel_bytes,
-                                 format.num_groups, dst, kGatedColumns);
+      const uint8_t* rows = src.data + row * src.row_bytes;
+      format.tiles[num_rows - 1](rows, src.row_bytes, weight.data + panel * format.panel_bytes, format.num_groups, dst,
+                                 kGatedColumns);
     } else {
       for (int r = 0; r < num_rows; ++r) memset(dst + r * kGatedColumns, 0, size_t(format.columns) * sizeof(float));
     }

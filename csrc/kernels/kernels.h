@@ -33,8 +33,8 @@ struct ThreadShare {
   int num_threads;
 };
 
-// Rows of the left side of a product, padded to 32 columns: int8 or int16 codes with their scales, or bf16 values. How a
-// row is laid out inside is said in operand.h; `data` is 64-byte aligned, rows `row_bytes` apart.
+// Rows of the left side of a product, padded to 32 columns: int8 or int16 codes with their scales, or bf16 values. How
+// a row is laid out inside is said in operand.h; `data` is 64-byte aligned, rows `row_bytes` apart.
 struct Operand {
   int32_t kind;  // OCT_BUFFER_OPERAND_INT8, _INT16 or _BF16
   int32_t columns;
@@ -167,7 +167,8 @@ struct Kernels {
   int64_t (*weight_bytes)(const oct_weight*);
   // Packs source rows so that panels [first, last) of num_panels(weight) are filled.
   int64_t (*weight_panels)(const oct_weight*);
-  void (*pack)(const oct_weight*, const void* gguf_blocks, const int32_t* row_order, int64_t first_panel, int64_t last_panel);
+  void (*pack)(const oct_weight*, const void* gguf_blocks, const int32_t* row_order, int64_t first_panel,
+               int64_t last_panel);
   void (*unpack_row)(const oct_weight*, int64_t row, float* values_K);
 
   // operands

@@ -32,8 +32,9 @@ inline void linear_tile(const LinearArgs& args, const PanelFormat& format, int64
   for (int r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(dst + r * args.dst.stride + i, 1);
   }
-  format.tiles[num_rows - 1](args.src.data + row * args.src.row_bytes, args.src.row_bytes,
-                             args.weight->data + panel * format.panel_bytes, format.num_groups, product, format.columns);
+  const uint8_t* rows = args.src.data + row * args.src.row_bytes;
+  const uint8_t* weights = args.weight->data + panel * format.panel_bytes;
+  format.tiles[num_rows - 1](rows, args.src.row_bytes, weights, format.num_groups, product, format.columns);
   const float* bias = args.bias ? args.bias + column : nullptr;
   for (int r = 0; r < num_rows; ++r) {
     write_product(product + r * format.columns, count, bias, args.accumulate, dst + r * args.dst.stride);

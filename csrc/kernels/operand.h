@@ -2,10 +2,11 @@
 //
 // INT8: a row is a run of Int8Group, one for each 32 columns; for weights with codes of 4 to 6 bits.
 // INT16: a row is a run of Int16Group; for weights of 8 bits, which deserve it and cost no more that way.
-// BF16: a row of values rounded to bf16. AVX2 and scalar builds keep the rounded values as fp32, which their multipliers
-// want; AVX-512 keeps bf16.
-// Rows are padded to 32 columns with zeros. INT8 and INT16 rows are the same for all instruction sets, dots of codes are
-// exact and the floating point that follows has a fixed order: products agree bit for bit.
+// BF16: a row of values rounded to bf16. AVX2 and scalar builds keep the rounded values as fp32, which their
+// multipliers want; AVX-512 keeps bf16.
+//
+// Rows are padded to 32 columns with zeros. INT8 and INT16 rows are the same for all instruction sets, dots of codes
+// are exact and the floating point that follows has a fixed order: products agree bit for bit.
 #pragma once
 #include "kernels.h"
 #include "vec.h"
@@ -127,7 +128,8 @@ inline void quantize_group_to_int8(const float* values, Int8Group* dst) {
     float factor = ceilf(magnitudes[part] * inverse);
     factor = factor < 1.0f ? 1.0f : factor > 127.0f ? 127.0f : factor;
     float step = scale * factor;
-    int sum = round_to_codes(values + part * kScaleColumns, is_zero ? 0.0f : 1.0f / step, dst->codes + part * kScaleColumns);
+    int first = part * kScaleColumns;
+    int sum = round_to_codes(values + first, is_zero ? 0.0f : 1.0f / step, dst->codes + first);
     dst->factors[part] = factor;
     dst->factor_pairs[part][0] = dst->factor_pairs[part][1] = int16_t(factor);
     dst->part_sums[part] = step * float(sum);

@@ -12,8 +12,8 @@ struct Rectangle {
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Cuts rows into row_parts and blocks into num_threads / row_parts so that the largest share is smallest; columns are cut
-// first, since a thread then reads only its own weights. Results do not depend on the cut.
+// Cuts rows into row_parts and blocks into num_threads / row_parts so that the largest share is smallest; columns are
+// cut first, since a thread then reads only its own weights. Results do not depend on the cut.
 inline Rectangle share_of_product(int64_t num_rows, int64_t num_blocks, ThreadShare share) {
   int64_t best_parts = 1, best_cost = INT64_MAX;
   for (int64_t parts = 1; parts <= share.num_threads; ++parts) {

@@ -1,8 +1,9 @@
 // Register tiles for AVX2 without VNNI.
 //
-// vpmaddubsw multiplies unsigned codes by signed activations and adds pairs in 16 bits, which must not overflow: sums of
-// 4-bit and 5-bit codes hold the 4 steps that share an activation scale (4 * 2 * 31 * 127 = 31496), 6 bits 2 steps. Codes of 8 bits
-// are taken as two nibbles, dot = low + 16 * high, which makes them the 4-bit tile on half as many columns.
+// vpmaddubsw multiplies unsigned codes by signed activations and adds pairs in 16 bits, which must not overflow: sums
+// of codes of 4 and 5 bits hold the 4 steps of half a group (4 * 2 * 31 * 127 = 31496), of 6 bits 2 steps. Codes of 8
+// bits are multiplied in 16 bits by vpmaddwd. Both cost two instructions for 8 columns times 4 (2) codes, and a shared
+// broadcast.
 #pragma once
 #include "format.h"
 
@@ -38,7 +39,8 @@ inline void add_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Grou
       "vpaddw %[products], %[dots0], %[dots0]\n\t"
       "vpaddw %[activations], %[dots1], %[dots1]"
       : [dots0] "+x"(dots[0]), [dots1] "+x"(dots[1]), [products] "=&x"(products), [activations] "=&x"(activations)
-      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]), [step] "m"(*reinterpret_cast<const int8_t(*)[4]>(row.codes + 4 * s)));
+      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]),
+        [step] "m"(*reinterpret_cast<const int8_t(*)[4]>(row.codes + 4 * s)));
 }
 
 inline v8si add_pairs(v16hi sums) { return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi16(1))); }
@@ -93,12 +95,14 @@ struct GroupDots {
       dot_steps<Format, R, steps>(dots[part], rows, row_bytes, panel, part * steps);
     }
   }
-  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row, const __m256 (&halves)[2][2]) const {
+  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row,
+                                     const __m256 (&halves)[2][2]) const {
     __m256 row_scale = _mm256_set1_ps(row.scale);
     __m256 offset = Format::has_min ? _mm256_set1_ps(row.sum) : _mm256_set1_ps(row.sum * float(-Format::zero));
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      v8si dot = add_scaled_pairs(dots[0][r][v], row.factor_pairs[0]) + add_scaled_pairs(dots[1][r][v], row.factor_pairs[1]);
+      v8si dot = add_scaled_pairs(dots[0][r][v], row.factor_pairs[0]);
+      dot += add_scaled_pairs(dots[1][r][v], row.factor_pairs[1]);
       __m256 value = _mm256_cvtepi32_ps(__m256i(dot));
       value = Format::has_min ? _mm256_mul_ps(value, row_scale) : _mm256_fmadd_ps(value, row_scale, offset);
       sums[v] = _mm256_fmadd_ps(value, halves[0][v], sums[v]);
@@ -129,7 +133,8 @@ struct GroupDots<Format<6, kScaleColumns, false, zero>, R> {
       }
     }
   }
-  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row, const __m256 (&halves)[2][2]) const {
+  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row,
+                                     const __m256 (&halves)[2][2]) const {
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       __m256 row_scale = _mm256_set1_ps(row.scale * row.factors[part]);
