@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 class ServerProcess:
     """Collects the process's output; `port` is known once it has said where it listens."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, cwd: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", *command],
-            cwd=ROOT,
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -71,9 +71,13 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(*command: str) -> Iterator[ServerProcess]:
-    """Starts `python -m command...`, waits until it is ready, and kills it at the end if it still runs."""
-    server = ServerProcess(*command)
+def server_process(*command: str, cwd: Path = ROOT) -> Iterator[ServerProcess]:
+    """Starts `python -m command...`, waits until it is ready, and kills it at the end if it still runs.
+
+    Python looks for modules in `cwd` first: from the root of the sources `tests` is found, from elsewhere the installed
+    package.
+    """
+    server = ServerProcess(*command, cwd=cwd)
     try:
         server.wait_until_ready()
         yield server

@@ -148,9 +148,11 @@ def test_a_base_model_completes_and_says_why_it_does_not_chat(gemma3_path: Path)
         assert "chat template" in answer.error["message"] and "/v1/completions" in answer.error["message"]
 
 
-def test_the_command_serves_drains_and_exits_with_zero(smollm2_path: Path) -> None:
+def test_the_command_serves_drains_and_exits_with_zero(smollm2_path: Path, tmp_path: Path) -> None:
     sizes = ["--port", "0", "--max-model-len", "512", "--kv-cache-memory", "32MiB", "--threads", "1"]
-    with server_process("octavo", "serve", str(smollm2_path), *sizes, "--served-model-name", "m") as server:
+    with server_process(
+        "octavo", "serve", str(smollm2_path), *sizes, "--served-model-name", "m", cwd=tmp_path
+    ) as server:
         assert "512 tokens a request" in server.output and "m\n" in server.output
         assert server.request("GET", "/health")[0] == 200
         body = {"model": "m", "prompt": "One", "max_tokens": 64, "ignore_eos": True}

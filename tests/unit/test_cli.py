@@ -244,7 +244,9 @@ def test_serve_takes_no_empty_text(octavo: Octavo, flag: str) -> None:
 @pytest.mark.parametrize(("stdout", "code"), [("/dev/full", 1), ("/dev/null", 0)])
 def test_a_full_disk_is_one_line(stdout: str, code: int) -> None:
     with Path(stdout).open("w") as out:
-        ran = subprocess.run([sys.executable, "-m", "octavo", "version"], stdout=out, stderr=subprocess.PIPE, text=True)
+        ran = subprocess.run(
+            [sys.executable, "-P", "-m", "octavo", "version"], stdout=out, stderr=subprocess.PIPE, text=True
+        )
     assert ran.returncode == code and "Traceback" not in ran.stderr
     assert ran.stderr.count("\n") == code
 
