@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from octavo.cli.progress_bars import ProgressBars
 
 
-_PATIENCE_S = 0.5
+_PATIENCE_S = 1.0
 
 
 class ProgressReport:

@@ -30,7 +30,7 @@ _UNQUANTIZED = {GGUFType.F32, GGUFType.F16, GGUFType.BF16}
 def build_engine(
     args: EngineArgs, *, progress: Progress = ignore_progress, listeners: Sequence[StatsListener] = ()
 ) -> Engine:
-    """An engine that waits for its thread. `progress` hears of downloads.
+    """An engine that waits for its thread. `progress` hears of downloads and of packing the weights.
 
     Raises `ConfigError` or `ModelError`; nothing is kept open then.
     """
@@ -39,7 +39,7 @@ def build_engine(
     with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as side:
         tokenizer = side.submit(load_tokenizer, checkpoint.tokenizer)
         compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
-        executor = _pack(checkpoint, compute)
+        executor = _pack(checkpoint, compute, progress)
         facts = _facts(checkpoint, executor)
     try:
         config = resolve(args, facts, compute, read_machine())
@@ -50,9 +50,13 @@ def build_engine(
         raise
 
 
-def _pack(checkpoint: Checkpoint, compute: Compute) -> NativeExecutor:
+def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> NativeExecutor:
     return NativeExecutor(
-        checkpoint, isa=envs.cpu_isa(), threads=compute.threads, activation_dtype=compute.activation_dtype
+        checkpoint,
+        isa=envs.cpu_isa(),
+        threads=compute.threads,
+        activation_dtype=compute.activation_dtype,
+        progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
 
 
