@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ from octavo.config import EngineArgs, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
-from octavo.engine.machine import read_machine
+from octavo.engine.machine import Machine, read_machine
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.errors import ConfigError
 from octavo.kvcache.block_pool import BlockPool
@@ -23,6 +24,8 @@ from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.gguf import GGUFType
 from octavo.weights.loader import open_checkpoint
 from octavo.weights.progress import Progress, ignore_progress
+
+logger = logging.getLogger(__name__)
 
 _UNQUANTIZED = {GGUFType.F32, GGUFType.F16, GGUFType.BF16}
 
@@ -42,7 +45,9 @@ def build_engine(
         executor = _pack(checkpoint, compute, progress)
         facts = _facts(checkpoint, executor)
     try:
-        config = resolve(args, facts, compute, read_machine())
+        machine = read_machine()
+        config = resolve(args, facts, compute, machine)
+        _warn_of_overcommitment(config, machine)
         _allocate(executor, config)
         return _assemble(config, tokenizer.result(), executor, listeners)
     except BaseException:
@@ -58,6 +63,17 @@ def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> Nativ
         activation_dtype=compute.activation_dtype,
         progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
+
+
+def _warn_of_overcommitment(config: EngineConfig, machine: Machine) -> None:
+    """`--kv-cache-memory` is taken at its word; memory is used only as requests fill it."""
+    if config.kv_cache_bytes > machine.memory_available_bytes:
+        logger.warning(
+            "the KV cache of %d MiB is larger than the %d MiB of memory available: when requests fill it, this process "
+            "may be killed. Lower --kv-cache-memory, or leave it out",
+            config.kv_cache_bytes >> 20,
+            machine.memory_available_bytes >> 20,
+        )
 
 
 def _allocate(executor: NativeExecutor, config: EngineConfig) -> None:

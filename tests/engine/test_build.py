@@ -34,6 +34,14 @@ def test_what_cannot_fit_is_refused_with_numbers(smollm2_path: Path) -> None:
         build_engine(EngineArgs(str(smollm2_path), max_model_len=10000))
 
 
+def test_a_cache_larger_than_the_memory_is_warned_of(smollm2_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for kv_cache_memory_bytes, warned in ((2**43, True), (2**28, False)):
+        caplog.clear()
+        args = EngineArgs(str(smollm2_path), max_model_len=512, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=1)
+        build_engine(args).core.close()
+        assert ("MiB is larger than the" in caplog.text) == warned
+
+
 def test_a_model_that_is_not_there() -> None:
     with pytest.raises(ModelNotFoundError, match=r"nowhere\.gguf"):
         build_engine(EngineArgs("./nowhere.gguf"))
