@@ -1,5 +1,7 @@
 #include "kv.h"
 
+#include <string.h>
+
 #include <string>
 
 #include "error.h"
@@ -35,6 +37,16 @@ octavo::KvLayer oct_kv_cache::layer(int index) const {
   int64_t elements = octavo::page_elements(num_kv_heads, head_size);
   uint16_t* data = reinterpret_cast<uint16_t*>(memory_.data()) + index * num_blocks * elements;
   return {data, elements, num_kv_heads, head_size};
+}
+
+void oct_kv_cache::copy_blocks(const oct_step& step, octavo::ThreadShare share) const {
+  for (int index = share.thread; index < num_layers; index += share.num_threads) {
+    octavo::KvLayer pages = layer(index);
+    for (int i = 0; i < step.num_copies; ++i) {
+      memcpy(pages.data + step.copy_destinations[i] * pages.page_elements,
+             pages.data + step.copy_sources[i] * pages.page_elements, size_t(pages.page_elements) * sizeof(uint16_t));
+    }
+  }
 }
 
 using octavo::guarded;

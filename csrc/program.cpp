@@ -120,12 +120,17 @@ int oct_program::num_rows(int buffer, const oct_step& step) const {
 
 void oct_program::run(const oct_step& step) {
   octavo::validate_step(step, limits_);
-  if (step.num_tokens == 0) return;
+  if (step.num_tokens == 0 && step.num_copies == 0) return;
   int num_threads = context_.team.num_threads();
   context_.team.run([&](int thread) { walk(step, {thread, num_threads}); });
 }
 
 void oct_program::walk(const oct_step& step, ThreadShare share) {
+  if (step.num_copies > 0) {
+    kv_->copy_blocks(step, share);
+    context_.team.barrier();
+  }
+  if (step.num_tokens == 0) return;
   for (const oct_instruction& instruction : instructions_) {
     execute(instruction, step, share);
     if (instruction.barrier) context_.team.barrier();

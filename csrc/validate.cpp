@@ -270,6 +270,7 @@ class StepCheck {
     check_query_starts();
     if (limits_.num_token_ids > 0) check_token_ids();
     for (int r = 0; r < step_.num_requests; ++r) check_request(r);
+    if (step_.num_copies > 0) check_copies();
     check_logit_rows();
     if (limits_.num_logits > 0 && step_.num_logit_rows > 0) check_sampling();
   }
@@ -293,6 +294,7 @@ class StepCheck {
     require_count("num_requests", step_.num_requests, INT32_MAX - 1);
     require_count("num_logit_rows", step_.num_logit_rows, limits_.max_logit_rows);
     require_count("max_blocks", step_.max_blocks, INT32_MAX);
+    require_count("num_copies", step_.num_copies, limits_.num_blocks > 0 ? INT32_MAX : 0);
     if (step_.num_tokens > 0 && step_.num_requests == 0) throw Error("the step has tokens but no requests");
   }
 
@@ -303,6 +305,10 @@ class StepCheck {
       if (limits_.num_blocks > 0) require_pointer("block_tables", step_.block_tables);
     }
     if (step_.num_requests > 0) require_pointer("query_starts", step_.query_starts);
+    if (step_.num_copies > 0) {
+      require_pointer("copy_sources", step_.copy_sources);
+      require_pointer("copy_destinations", step_.copy_destinations);
+    }
     if (step_.num_logit_rows == 0) return;
     require_pointer("logit_rows", step_.logit_rows);
     if (limits_.num_logits == 0) return;
@@ -345,6 +351,17 @@ class StepCheck {
     const int32_t* table = step_.block_tables + int64_t(r) * step_.max_blocks;
     for (int block = 0; block <= step_.positions[last] / OCT_BLOCK_TOKENS; ++block) {
       require_range("block_tables", int64_t(r) * step_.max_blocks + block, table[block], 0, limits_.num_blocks - 1);
+    }
+  }
+
+  void check_copies() const {
+    for (int i = 0; i < step_.num_copies; ++i) {
+      require_range("copy_sources", i, step_.copy_sources[i], 0, limits_.num_blocks - 1);
+      require_range("copy_destinations", i, step_.copy_destinations[i], 0, limits_.num_blocks - 1);
+      if (step_.copy_sources[i] == step_.copy_destinations[i]) {
+        throw Error("copy " + std::to_string(i) + " is of block " + std::to_string(step_.copy_sources[i]) +
+                    " onto itself");
+      }
     }
   }
 

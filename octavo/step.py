@@ -44,11 +44,23 @@ class RowStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The keys and values in block `source` are copied to block `destination`, in every layer."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows that start, then what each running row computes, in batch order. Empty `steps` is legal."""
+    """One step: rows that start, then what each running row computes, in batch order. Empty `steps` is legal.
+
+    `copies` are made before anything is computed, one after the other.
+    """
 
     starts: tuple[RowStart, ...]
     steps: tuple[RowStep, ...]
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -235,6 +235,11 @@ typedef struct {
   const int32_t* bias_token_ids;
   const float* bias_values;        // added to the logit; -inf forbids the token
 
+  // Pages copied in every layer before anything else, one after the other: page copy_sources[i] to copy_destinations[i].
+  int32_t num_copies;
+  const int32_t* copy_sources;
+  const int32_t* copy_destinations;
+
   int32_t* sampled_token_ids;  // out [L]
   float* logits;               // out [L, vocabulary] after bias, or NULL
 } oct_step;

@@ -13,7 +13,7 @@ from octavo.backends.native.library import FloatArray
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
-from octavo.step import RowStart, RowStep, SampledToken, StepPlan
+from octavo.step import BlockCopy, RowStart, RowStep, SampledToken, StepPlan
 from octavo.weights.gguf import GGUFType
 from tests.native.tiny import FAMILIES, LLAMA, TinyModel
 
@@ -266,6 +266,33 @@ def test_empty_plans_and_plans_that_only_start(executor: NativeExecutor, rng: np
     assert executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ())).tokens == ()
     output = executor.execute(StepPlan((), (RowStep(0, 0, 3, (5,), samples=True),)))
     assert output.tokens == (SampledToken(0, int(executor.score([1, 2, 3])[-1].argmax())),)
+
+
+def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
+    """A fork: full blocks are shared, the last one is copied, and both go their own way from there."""
+    executor = executor_of(model, isa, threads=2)
+    prompt, other = prompt_of(rng, 21), prompt_of(rng, 30)
+    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 21, (5, 9), samples=False),)))
+    executor.execute(StepPlan((), (), copies=(BlockCopy(9, 30), BlockCopy(30, 31))))
+    original, fork = RowStart(0, (*prompt, *other[:9]), GREEDY), RowStart(1, (*prompt, *other), GREEDY)
+    steps = (RowStep(0, 21, 9, (5, 9), samples=True), RowStep(1, 21, 30, (5, 31, 7, 8), samples=True))
+    output = executor.execute(StepPlan((original, fork), steps))
+    expected = [executor.score(start.token_ids)[-1].argmax() for start in (original, fork)]
+    assert [token.token_id for token in output.tokens] == expected
+
+
+@pytest.mark.parametrize("source, destination", [(64, 0), (0, 64), (-1, 0), (0, -1), (3, 3)])
+def test_impossible_copies_are_step_errors(executor: NativeExecutor, source: int, destination: int) -> None:
+    with pytest.raises(StepError, match=r"copy_(sources|destinations)\[1\] is|block 3 onto itself"):
+        executor.execute(StepPlan((), (), (BlockCopy(0, 1), BlockCopy(source, destination))))
+
+
+def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """The copied block goes on to be written in the same step."""
+    prompt = prompt_of(rng, 20)
+    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 18, (0, 1), samples=False),)))
+    plan = StepPlan((RowStart(1, prompt, GREEDY),), (RowStep(1, 18, 2, (0, 2), samples=True),), (BlockCopy(1, 2),))
+    assert executor.execute(plan).tokens == (SampledToken(1, int(executor.score(prompt)[-1].argmax())),)
 
 
 @pytest.mark.parametrize(

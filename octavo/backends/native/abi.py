@@ -146,6 +146,9 @@ class Step(Structure):
         ("bias_starts", c_pointer),  # int32
         ("bias_token_ids", c_pointer),  # int32
         ("bias_values", c_pointer),  # float
+        ("num_copies", c_int32),
+        ("copy_sources", c_pointer),  # int32
+        ("copy_destinations", c_pointer),  # int32
         ("sampled_token_ids", c_pointer),  # int32
         ("logits", c_pointer),  # float
     ]

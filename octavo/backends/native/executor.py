@@ -118,8 +118,9 @@ class NativeExecutor:
             raise EngineError("the executor has not been allocated")
         for start in plan.starts:
             self._rows.start(start)
-        if not plan.steps:
+        if not plan.steps and not plan.copies:
             return StepOutput()
+        self._arrays.set_copies(plan.copies)
         rows = self._rows.gather(plan.steps, self._arrays)
         self._program.run(self._arrays.struct)
         sampled = self._arrays.sampled_token_ids[: len(rows)]

@@ -101,7 +101,8 @@ class Rows:
     def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray) -> None:
         """Only rows that exist and only tokens they hold can be computed."""
         numbers = rows.tolist()
-        if min(numbers) < 0 or max(numbers) >= self.max_num_seqs or len(numbers) > self.max_num_seqs:
+        exist = all(0 <= row < self.max_num_seqs for row in numbers)
+        if not exist or len(numbers) > self.max_num_seqs:
             raise StepError(f"rows {numbers} do not all exist; there are {self.max_num_seqs}")
         held = np.minimum(self._num_tokens[rows], self._token_ids.shape[1] - 1)
         if not ((starts >= 0) & (starts <= ends) & (ends <= held)).all():
@@ -130,7 +131,7 @@ class Rows:
 
     def _gather_blocks(self, rows: IndexArray, ends: IndexArray, arrays: StepArrays) -> int:
         """Copies the block tables as far as any row needs them: that many blocks."""
-        max_blocks = -(-int(ends.max()) // BLOCK_TOKENS)
+        max_blocks = -(-int(ends.max(initial=0)) // BLOCK_TOKENS)
         tables = arrays.block_tables[: len(rows) * max_blocks].reshape(len(rows), max_blocks)
         tables[...] = self._block_tables[rows, :max_blocks]
         return max_blocks

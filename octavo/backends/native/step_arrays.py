@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from octavo.backends.native import abi
 from octavo.backends.native.library import FloatArray
+from octavo.step import BlockCopy
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -32,6 +35,7 @@ class StepArrays:
         self.bias_starts: Int32Array = np.zeros(max_logit_rows + 1, np.int32)
         self.bias_token_ids: Int32Array = np.zeros(0, np.int32)
         self.bias_values: FloatArray = np.zeros(0, np.float32)
+        self.copies: Int32Array = np.zeros((2, 0), np.int32)
         self.sampled_token_ids: Int32Array = np.zeros(max_logit_rows, np.int32)
         self.struct = abi.Step(
             token_ids=self.token_ids.ctypes.data,
@@ -55,6 +59,13 @@ class StepArrays:
         self.struct.num_requests = num_requests
         self.struct.num_logit_rows = num_logit_rows
         self.struct.max_blocks = max_blocks
+
+    def set_copies(self, copies: Sequence[BlockCopy]) -> None:
+        """The blocks to copy before the step."""
+        self.struct.num_copies = len(copies)
+        if copies:
+            self.copies = np.array([[copy.source for copy in copies], [copy.destination for copy in copies]], np.int32)
+            self.struct.copy_sources, self.struct.copy_destinations = (row.ctypes.data for row in self.copies)
 
     def set_biases(self, token_ids: Int32Array, values: FloatArray) -> None:
         """The biases that `bias_starts` points into; kept until the next call."""
