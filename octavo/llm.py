@@ -13,6 +13,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, cast
 
 from octavo.config import DEFAULT_MODEL, EngineArgs, EngineConfig
 from octavo.engine.build import build_engine
+from octavo.engine.choices import fan_out
 from octavo.engine.engine import Engine
 from octavo.engine.input import require_list
 from octavo.engine.progress import BatchProgress
@@ -120,27 +121,32 @@ class LLM:
             for index, (item, sampling) in enumerate(zip(inputs, samplings, strict=True))
         ]
         show = len(inputs) > 1 and sys.stderr.isatty() if use_tqdm is None else use_tqdm
-        with BatchProgress(len(requests), show) as progress:
-            return self._complete(requests, progress)
+        groups = [fan_out(request) for request in requests]
+        with BatchProgress(sum(map(len, groups)), show) as progress:
+            answers = self._complete([choice for group in groups for choice in group], progress)
+        return [
+            _output(request, [answers[choice.request_id] for choice in group])
+            for request, group in zip(requests, groups, strict=True)
+        ]
 
-    def _complete(self, requests: list[Request], progress: BatchProgress) -> list[RequestOutput]:
-        """Runs the requests to their ends; whatever interrupts that aborts them."""
+    def _complete(self, requests: list[Request], progress: BatchProgress) -> dict[str, _Collector]:
+        """Runs the requests to their ends, by request id; whatever interrupts that aborts them."""
         self._check_open()
         ended: SimpleQueue[_Collector] = SimpleQueue()
-        collectors = {request.request_id: _Collector(request, ended) for request in requests}
+        collectors = {request.request_id: _Collector(ended) for request in requests}
         self._collectors.update(collectors)
         try:
             self._thread.submit(requests)
             for _ in requests:
-                output = _next(ended).output()
-                progress.advance(len(output.prompt_token_ids), len(output.outputs[0].token_ids))
+                last = _next(ended).last
+                progress.advance(last.num_prompt_tokens - last.num_cached_tokens, last.num_output_tokens)
         except BaseException:
             self._thread.abort(list(collectors))
             raise
         finally:
             for request_id in collectors:
                 del self._collectors[request_id]
-        return [collector.output() for collector in collectors.values()]
+        return collectors
 
     def _check_open(self) -> None:
         if self._closed:
@@ -157,12 +163,11 @@ class LLM:
 
 
 class _Collector:
-    """Gathers one request's deltas on the engine thread and reports to `ended` once it has the last."""
+    """Gathers one answer's deltas on the engine thread and reports to `ended` once it has the last."""
 
-    __slots__ = ("_ended", "_last", "_request", "_texts", "_token_ids")
+    __slots__ = ("_ended", "_last", "_texts", "_token_ids")
 
-    def __init__(self, request: Request, ended: SimpleQueue[_Collector]) -> None:
-        self._request = request
+    def __init__(self, ended: SimpleQueue[_Collector]) -> None:
         self._ended = ended
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -175,17 +180,32 @@ class _Collector:
             self._last = delta
             self._ended.put(self)
 
-    def output(self) -> RequestOutput:
-        """The finished request. Raises the error it ended with, if any."""
-        last = self._last
-        assert last is not None and last.finish_reason is not None
-        if last.error is not None:
-            raise last.error
-        answer = CompletionOutput(0, "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.stop_reason)
-        request = self._request
-        return RequestOutput(
-            request.request_id, request.prompt, request.prompt_token_ids, (answer,), last.num_cached_tokens, last.times
+    @property
+    def last(self) -> OutputDelta:
+        """The last delta, which has come. Raises the error the answer ended with, if any."""
+        assert self._last is not None
+        if self._last.error is not None:
+            raise self._last.error
+        return self._last
+
+    def completion(self, index: int) -> CompletionOutput:
+        last = self.last
+        assert last.finish_reason is not None
+        return CompletionOutput(
+            index, "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.stop_reason
         )
+
+
+def _output(request: Request, answers: Sequence[_Collector]) -> RequestOutput:
+    """A finished request; what was cached and the times are those of its first answer."""
+    return RequestOutput(
+        request.request_id,
+        request.prompt,
+        request.prompt_token_ids,
+        tuple(answer.completion(index) for index, answer in enumerate(answers)),
+        answers[0].last.num_cached_tokens,
+        answers[0].last.times,
+    )
 
 
 def _next(ended: SimpleQueue[_Collector]) -> _Collector:

@@ -15,7 +15,8 @@ class Request:
     """A request whose prompt is tokenised and whose limits have been checked.
 
     `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
-    `arrival_time` is seconds of `time.monotonic()`.
+    `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
+    `parent_id`.
     """
 
     request_id: str
@@ -24,6 +25,7 @@ class Request:
     eos_token_ids: frozenset[int]
     arrival_time: float
     prompt: str | None = None
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

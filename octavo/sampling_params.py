@@ -12,6 +12,9 @@ from octavo.errors import InvalidValueError
 MAX_STOP_CHARACTERS = 16_384
 """Of all stop strings of a request together: each character costs memory, and the engine's time before it starts."""
 
+MAX_CHOICES = 128
+"""The most answers that one request may ask for; OpenAI's limit."""
+
 # All tokens are equally likely long before.
 _HOTTEST = 1_000_000
 
@@ -21,7 +24,8 @@ class SamplingParams:
     """How tokens are chosen and when to stop. Names and meanings are vLLM's.
 
     `max_tokens=None` means "as many as the context allows". `seed=None` draws a fresh seed for the request.
-    `temperature=0` is greedy. `top_k=0` and `top_p=1` and `min_p=0` switch a filter off.
+    `temperature=0` is greedy. `top_k=0` and `top_p=1` and `min_p=0` switch a filter off. `n` answers are sampled, each
+    with a seed of its own that follows from `seed`; answer 0 is the one that `n=1` would give.
 
     Raises `InvalidValueError`, naming the field, for any value of the wrong type or outside its range.
     """
@@ -38,6 +42,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    n: int = 1
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -60,6 +65,7 @@ class SamplingParams:
             ("min_tokens", self.min_tokens),
             ("max_tokens", 0 if self.max_tokens is None else self.max_tokens),
             ("seed", 0 if self.seed is None else self.seed),
+            ("n", self.n),
         ):
             _require(isinstance(integer, Integral) and not isinstance(integer, bool), param, integer, "an integer")
         for param, flag in (
@@ -75,6 +81,7 @@ class SamplingParams:
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "a number above 0 and at most 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "a number from 0 to 1")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(1 <= self.n <= MAX_CHOICES, "n", self.n, f"an integer from 1 to {MAX_CHOICES}")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli.flags import EngineFlags, Model, SamplingFlags, fresh_seed, model_or_default
+from octavo.engine.choices import fan_out
+from octavo.request import Request
+from octavo.sampling_params import MAX_CHOICES
+
+if TYPE_CHECKING:
+    from octavo.cli.local_engine import LocalEngine
 
 
 def generate(
@@ -20,22 +27,42 @@ def generate(
         str | None,
         typer.Argument(metavar="PROMPT", help="Text to continue. Default: what stdin has.", show_default=False),
     ] = None,
+    n: Annotated[
+        int,
+        typer.Option(
+            "--n", min=1, max=MAX_CHOICES, help="Answers, printed one after the other.", rich_help_panel="Sampling"
+        ),
+    ] = 1,
 ) -> None:
     """Continue a text."""
     from octavo.cli.local_engine import LocalEngine
 
-    params = sampling.params()
+    params = replace(sampling.params(), n=n)
     text = _stdin() if prompt is None else prompt
     with LocalEngine(engine.args(model_or_default(model), default_seed=fresh_seed())) as local:
         request = local.input.from_prompt(text, params)
         try:
-            with closing(local.stream(request)) as deltas:
-                for delta in deltas:
-                    print(delta.text, end="", flush=True)
+            if n == 1:
+                _print_as_it_comes(local, request)
+            else:
+                _print_answers(local, request)
         except KeyboardInterrupt:
             print()
             raise typer.Exit(130) from None
+
+
+def _print_as_it_comes(local: LocalEngine, request: Request) -> None:
+    with closing(local.stream(request)) as deltas:
+        for delta in deltas:
+            print(delta.text, end="", flush=True)
     print()
+
+
+def _print_answers(local: LocalEngine, request: Request) -> None:
+    choices = fan_out(request)
+    with closing(local.answers(choices)) as texts:
+        for number, answer in enumerate(texts, 1):
+            print(f"--- {number} of {len(choices)}\n{answer}", flush=True)
 
 
 def _stdin() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -49,6 +49,26 @@ class LocalEngine:
         finally:
             if not finished:
                 self._thread.abort((request.request_id,))
+
+    def answers(self, requests: Sequence[Request]) -> Generator[str, None, None]:
+        """The whole texts of requests that run together, in their order. Raises what one of them ended with."""
+        self._thread.submit(requests)
+        texts = {request.request_id: "" for request in requests}
+        unfinished = set(texts)
+        try:
+            for request_id in texts:
+                while request_id in unfinished:
+                    delta = self._arrived.get()
+                    if delta.request_id not in unfinished:
+                        continue
+                    texts[delta.request_id] += delta.text
+                    if delta.finished:
+                        unfinished.remove(delta.request_id)
+                    if delta.error is not None:
+                        raise delta.error
+                yield texts[request_id]
+        finally:
+            self._thread.abort(tuple(unfinished))
 
     def close(self) -> None:
         self._thread.stop()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.engine.output import OutputProcessor
-from octavo.errors import EngineDeadError, StepError
+from octavo.errors import EngineDeadError, InvalidValueError, StepError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
 from octavo.request import FinishReason, OutputDelta, Request
@@ -63,9 +63,11 @@ class EngineCore:
         return self._scheduler.has_requests
 
     def add_request(self, request: Request) -> None:
-        """Accepts a request. Raises `EngineDeadError`, or what `Scheduler.add` raises."""
+        """Accepts a request for one answer. Raises `EngineDeadError`, or what `Scheduler.add` raises."""
         if self._death is not None:
             raise self._death
+        if request.sampling.n != 1:
+            raise InvalidValueError(f"n is {request.sampling.n}; fan_out() makes a request of each answer", param="n")
         answer = self._outputs.prepare(request)
         self._scheduler.add(request)
         self._outputs.open(request.request_id, answer)

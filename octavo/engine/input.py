@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
+from octavo.engine.seeds import seed_of_request
 from octavo.errors import ContextLengthError, InvalidValueError
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -127,7 +128,7 @@ class InputProcessor:
     def _resolve_seed(self, seed: int | None) -> int:
         """A seed from 0 to 2**64 - 1: the given one (modulo 2**64), or a fresh one from the engine's seed."""
         if seed is None:
-            return _splitmix64(_splitmix64(self._seed & _UINT64) + next(self._num_seeds_drawn))
+            return seed_of_request(self._seed, next(self._num_seeds_drawn))
         return seed & _UINT64
 
 
@@ -135,11 +136,3 @@ def require_list(value: Any, param: str, expected: str) -> None:
     """Raises `InvalidValueError` unless `value` has a length and an order; bytes are no token ids."""
     if not isinstance(value, Collection) or isinstance(value, (str, bytes, bytearray, Mapping, Set)):
         raise InvalidValueError(f"{param} is {repr(value)[:100]}; it must be {expected}", param=param)
-
-
-def _splitmix64(x: int) -> int:
-    """Mixes 64 bits. Source: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014."""
-    x = (x + 0x9E3779B97F4A7C15) & _UINT64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _UINT64
-    return x ^ (x >> 31)

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class BatchProgress:
-    """Counts finished requests; `show=False` does nothing at no cost."""
+    """Counts finished answers; `show=False` does nothing at no cost."""
 
-    def __init__(self, num_requests: int, show: bool) -> None:
+    def __init__(self, num_answers: int, show: bool) -> None:
         self._started = time.monotonic()
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -23,10 +23,10 @@ class BatchProgress:
                 TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[speed]}"), console=Console(stderr=True),
             )  # fmt: skip
-            self._task = self._bar.add_task("requests", total=num_requests, speed="")
+            self._task = self._bar.add_task("requests", total=num_answers, speed="")
 
     def advance(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """One more request is finished."""
+        """One more answer is finished; of its prompt, the tokens that were computed."""
         if self._bar is None:
             return
         self._num_prompt_tokens += num_prompt_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.errors import ShuttingDownError, StepError
 from octavo.request import FinishReason, OutputDelta
@@ -13,26 +13,28 @@ from octavo.request import FinishReason, OutputDelta
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What was added to the choice number `index` of an answer."""
+    """What was added to the choice number `index` of an answer. Of the choices of one prompt, one `counts_prompt`."""
 
     index: int
     delta: OutputDelta
+    counts_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a whole answer."""
+    """Tokens of a whole answer: each prompt once, however many choices continue it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
 
-    def plus(self, last: OutputDelta) -> Usage:
+    def plus(self, last: ChoiceDelta) -> Usage:
         """With a choice added, of which `last` is the last delta."""
+        delta = last.delta
         return Usage(
-            self.prompt_tokens + last.num_prompt_tokens,
-            self.completion_tokens + last.num_output_tokens,
-            self.cached_tokens + last.num_cached_tokens,
+            self.prompt_tokens + last.counts_prompt * delta.num_prompt_tokens,
+            self.completion_tokens + delta.num_output_tokens,
+            self.cached_tokens + last.counts_prompt * delta.num_cached_tokens,
         )
 
     def as_json(self) -> dict[str, object]:
@@ -72,11 +74,13 @@ async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int) -
             if delta.finish_reason is not None:
                 text = "".join(texts[item.index])
                 choices.append(Choice(item.index, text, delta.finish_reason, delta.stop_reason))
-                usage = usage.plus(delta)
+                usage = usage.plus(item)
     return Answer(tuple(sorted(choices, key=lambda choice: choice.index)), usage)
 
 
-async def interleave(streams: Sequence[AsyncGenerator[OutputDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+async def interleave(
+    streams: Sequence[AsyncGenerator[OutputDelta, None]], choices_per_prompt: int = 1
+) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of several choices as they come. Raises when one of them fails, which ends the others.
 
     Closing this closes all streams, which aborts what still runs.
@@ -97,7 +101,7 @@ async def interleave(streams: Sequence[AsyncGenerator[OutputDelta, None]]) -> As
                 raise item
             _raise_failure(item.delta)
             num_open -= item.delta.finished
-            yield item
+            yield replace(item, counts_prompt=item.index % choices_per_prompt == 0)
     finally:
         for pump in pumps:
             pump.cancel()

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
+from octavo.engine.choices import fan_out
 from octavo.errors import RequestError
 from octavo.server.answers import Answer, ChoiceDelta, Usage, collect, interleave
 from octavo.server.body import read_body
@@ -37,13 +38,14 @@ async def create_chat_completion(request: Request) -> Response:
     service.check_model(body.model)
     body.check()
     prepared = await prepare(lambda: _prepare(service, body), received.num_bytes)
-    deltas = interleave([service.engine.generate(prepared)])
+    choices = fan_out(prepared)
+    deltas = interleave([service.engine.generate(choice) for choice in choices], len(choices))
     head = {"id": prepared.request_id, "object": "", "created": int(time.time()), "model": body.model}
     if body.stream:
         head["object"] = "chat.completion.chunk"
         return EventStream(_events(deltas, Chunks(head, usage=body.includes_usage), usage=body.includes_usage))
     head["object"] = "chat.completion"
-    answer = await unless_client_leaves(collect(deltas, 1), request.receive)
+    answer = await unless_client_leaves(collect(deltas, len(choices)), request.receive)
     return JSONResponse(head | _completion(answer))
 
 
@@ -78,29 +80,31 @@ def _completion(answer: Answer) -> dict[str, object]:
 async def _events(
     deltas: AsyncGenerator[ChoiceDelta, None], chunks: Chunks, *, usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """First the role, then the text as it comes, then the reason it ended; and the usage if asked for."""
-    started = False
+    """Of each choice the role, then the text as it comes, then the reason it ended; and the usage if asked for."""
+    started: set[int] = set()
     total = Usage()
     async with aclosing(deltas):
         async for item in deltas:
-            delta = item.delta
-            if not started:
-                started = True
-                yield chunks.choice(_choice({"role": "assistant", "content": ""}))
+            index, delta = item.index, item.delta
+            if index not in started:
+                started.add(index)
+                yield chunks.choice(_choice(index, {"role": "assistant", "content": ""}))
             if delta.text:
-                yield chunks.choice(_TEXT % compact(delta.text))
+                yield chunks.choice(_TEXT % (index, compact(delta.text)))
             if delta.finish_reason is not None:
-                total = total.plus(delta)
-                yield chunks.choice(_choice({}, delta.finish_reason, delta.stop_reason))
+                total = total.plus(item)
+                yield chunks.choice(_choice(index, {}, delta.finish_reason, delta.stop_reason))
     if usage:
         yield chunks.usage(total)
 
 
-_TEXT = b'{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":null}'
+_TEXT = b'{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":null}'
 
 
-def _choice(delta: dict[str, str], finish_reason: str | None = None, stop_reason: int | str | None = None) -> bytes:
-    choice: dict[str, object] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int, delta: dict[str, str], finish_reason: str | None = None, stop_reason: int | str | None = None
+) -> bytes:
+    choice: dict[str, object] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     if finish_reason is not None:
         choice["stop_reason"] = stop_reason
     return compact(choice)

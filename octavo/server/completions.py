@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
+from octavo.engine.choices import fan_out
 from octavo.errors import InvalidValueError
 from octavo.server.answers import Answer, ChoiceDelta, Usage, collect, interleave
 from octavo.server.body import read_body
@@ -31,7 +32,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
 async def create_completion(request: Request) -> Response:
-    """Continues one or several prompts; choice i continues prompt i."""
+    """Continues one or several prompts; choices i*n to i*n + n - 1 continue prompt i."""
     service = service_of(request)
     service.check_available()
     received = await read_body(request, CompletionRequest, service.settings.max_body_bytes)
@@ -40,7 +41,7 @@ async def create_completion(request: Request) -> Response:
     body.check()
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     prepared = await prepare(lambda: _prepare(service, body, completion_id), received.num_bytes)
-    deltas = interleave([service.engine.generate(one) for one in prepared])
+    deltas = interleave([service.engine.generate(one) for one in prepared], body.n or 1)
     head = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
     if body.stream:
         return EventStream(_events(deltas, Chunks(head, usage=body.includes_usage), usage=body.includes_usage))
@@ -50,17 +51,24 @@ async def create_completion(request: Request) -> Response:
 
 def _prepare(service: Service, body: CompletionRequest, completion_id: str) -> list[engine_request.Request]:
     prompts = body.prompts()
-    if len(prompts) > service.settings.max_prompts:
-        raise InvalidValueError(
-            f"prompt has {len(prompts)} prompts; at most {service.settings.max_prompts} are allowed", param="prompt"
-        )
     sampling = body.sampling_params(body.max_tokens or _DEFAULT_MAX_TOKENS)
+    _check_number(len(prompts), sampling.n, service.settings.max_choices)
     if service.settings.log_requests:
         logger.info("%s: prompts=%r %r", completion_id, prompts, sampling)
     return [
-        service.engine.input.from_prompt(prompt, sampling, request_id=f"{completion_id}-{index}")
+        choice
         for index, prompt in enumerate(prompts)
+        for choice in fan_out(service.engine.input.from_prompt(prompt, sampling, request_id=f"{completion_id}-{index}"))
     ]
+
+
+def _check_number(num_prompts: int, n: int, max_choices: int) -> None:
+    if num_prompts > max_choices:
+        raise InvalidValueError(f"prompt has {num_prompts} prompts; at most {max_choices} are allowed", param="prompt")
+    if num_prompts * n > max_choices:
+        raise InvalidValueError(
+            f"n is {n}; with {num_prompts} prompts it may be at most {max_choices // num_prompts}", param="n"
+        )
 
 
 def _completion(answer: Answer) -> dict[str, object]:
@@ -85,7 +93,7 @@ async def _events(
     async with aclosing(deltas):
         async for item in deltas:
             if item.delta.finished:
-                total = total.plus(item.delta)
+                total = total.plus(item)
             if item.delta.text or item.delta.finished:
                 yield chunks.choice(_choice(item))
     if usage:

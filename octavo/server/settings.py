@@ -16,4 +16,4 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     log_requests: bool = False
     max_body_bytes: int = 16 * 2**20
-    max_prompts: int = 1024
+    max_choices: int = 1024

@@ -60,7 +60,6 @@ _SAMPLING: dict[str, AsksNothing] = {
     # OpenAI
     "frequency_penalty": only(0),
     "logit_bias": only({}),
-    "n": only(1),
     "presence_penalty": only(0),
     "user": text,
     # vLLM

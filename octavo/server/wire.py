@@ -64,6 +64,7 @@ class SamplingFields(WireModel):
     top_p: float | None = None
     seed: Seed | None = None
     stop: Stop = None
+    n: int | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -92,6 +93,7 @@ class SamplingFields(WireModel):
             "top_p": self.top_p,
             "min_p": self.min_p,
             "min_tokens": self.min_tokens,
+            "n": self.n,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
             "stop_token_ids": self.stop_token_ids,
             "include_stop_str_in_output": self.include_stop_str_in_output,

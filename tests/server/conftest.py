@@ -33,6 +33,6 @@ def server(fake: FakeEngine, totals: EngineTotals) -> Iterator[Server]:
 def shared() -> Iterator[Server]:
     """One server for the tests of a module that leave it as they found it."""
     totals = EngineTotals()
-    settings = ServerSettings(("alphabet", "other/name"), max_body_bytes=100_000, max_prompts=8)
+    settings = ServerSettings(("alphabet", "other/name"), max_body_bytes=100_000, max_choices=8)
     with serving(FakeEngine(totals).async_engine(), settings, totals) as running:
         yield running

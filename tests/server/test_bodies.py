@@ -119,9 +119,6 @@ def test_null_is_the_same_as_absent(shared: Server) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", 5_000_000),
-        ("n", True),
         ("logprobs", True),
         ("top_logprobs", 3),
         ("presence_penalty", 0.5),
@@ -153,7 +150,7 @@ def test_what_is_not_supported_is_refused_by_name(shared: Server, field: str, va
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", 1), ("logprobs", 0), ("logprobs", True), ("best_of", 2), ("suffix", "x"), ("echo", True), ("n", 2)],
+    [("logprobs", 1), ("logprobs", 0), ("logprobs", True), ("best_of", 2), ("suffix", "x"), ("echo", True)],
 )
 def test_legacy_fields_are_refused_by_name(shared: Server, field: str, value: object) -> None:
     answer = shared.complete(**{field: value})

@@ -74,7 +74,7 @@ def test_totals_are_sums_over_requests(server: Server, fake: FakeEngine) -> None
 
 def test_http_requests_are_counted_by_route(server: Server) -> None:
     server.chat("w")
-    server.chat("w", n=5)
+    server.chat("w", n=500)
     server.request("GET", "/v1/models/x")
     server.request("GET", "/v1/models/y")
     server.request("GET", "/a/" + "b" * 1000)

@@ -157,8 +157,8 @@ def test_errors_are_the_client_s_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="alphabet", messages=messages("a"), n=3)
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "n")
+        client.chat.completions.create(model="alphabet", messages=messages("a"), store=True)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "store")
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model="alphabet", prompt="a" * 300)
     assert too_long.value.code == "context_length_exceeded"

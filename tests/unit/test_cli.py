@@ -154,6 +154,7 @@ def test_generate_continues_its_argument_or_stdin(octavo: Octavo) -> None:
     assert octavo("generate", "m", "w").out == "xyz\n"
     assert octavo("generate", "m", stdin="t\n").out == "uvwxyz\n"
     assert octavo("generate", "m", "a", "--max-tokens", "3").out == "bcd\n"
+    assert octavo("generate", "m", "w", "--n", "2").out == "--- 1 of 2\nxyz\n--- 2 of 2\nxyz\n"
     assert octavo("generate", "m", "a", "--stop", "f", "--stop", "d").out == "bc\n"
 
 

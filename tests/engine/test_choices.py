@@ -1,0 +1,87 @@
+"""Several answers to one request: their seeds, their order, their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo import LLM, SamplingParams
+from octavo.engine.choices import fan_out
+from octavo.engine.seeds import seed_of_choice
+from octavo.errors import InvalidValueError, StepError
+from octavo.sampling_params import MAX_CHOICES
+from tests.engine.fake_engine import FakeEngine
+from tests.engine.fakes import continuation
+
+FREE = SamplingParams(temperature=1.0, seed=7, max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine(num_blocks=60)
+
+
+@pytest.fixture
+def llm(fake: FakeEngine) -> Iterator[LLM]:
+    with LLM.from_engine(fake.engine) as llm:
+        yield llm
+    assert fake.pool.num_used == 0
+
+
+@given(seed=st.integers(0, 2**64 - 1))
+def test_seeds_of_choices_differ_and_the_first_is_the_request_s(seed: int) -> None:
+    seeds = [seed_of_choice(seed, index) for index in range(MAX_CHOICES)]
+    assert seeds[0] == seed and len(set(seeds)) == MAX_CHOICES
+    assert all(0 <= each < 2**64 for each in seeds)
+
+
+def test_every_choice_has_its_own_tokens_and_the_first_those_of_a_lone_one(llm: LLM) -> None:
+    alone, three, eight = (llm.generate("258", replace(FREE, n=n))[0] for n in (1, 3, 8))
+    assert [choice.index for choice in eight.outputs] == list(range(8))
+    assert len({choice.token_ids for choice in eight.outputs}) == 8
+    assert alone.outputs == three.outputs[:1] and three.outputs == eight.outputs[:3]
+    assert list(alone.outputs[0].token_ids) == continuation([2, 5, 8], FREE, 30)
+
+
+def test_choices_of_several_prompts_keep_their_places(llm: LLM) -> None:
+    prompts = ["258", "4", "7777"]
+    outputs = llm.generate(prompts, [replace(FREE, n=n) for n in (2, 1, 3)])
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs) for output in outputs] == [2, 1, 3]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs == llm.generate(prompt, replace(FREE, n=8))[0].outputs[: len(output.outputs)]
+
+
+def test_greedy_choices_are_alike(llm: LLM) -> None:
+    (output,) = llm.generate("258", replace(FREE, temperature=0.0, n=4))
+    assert len({choice.token_ids for choice in output.outputs}) == 1
+
+
+def test_a_failing_choice_fails_its_request_and_nothing_stays(fake: FakeEngine, llm: LLM) -> None:
+    fake.executor.failures = [RuntimeError("broken")]
+    with pytest.raises(StepError):
+        llm.generate("258", replace(FREE, n=5))
+    assert llm.generate("258", FREE)[0].outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("n", [0, -1, MAX_CHOICES + 1, True, 1.0, None, "2"])
+def test_a_wrong_n_is_refused_by_name(n: object) -> None:
+    with pytest.raises(InvalidValueError, match=r"^n is ") as refused:
+        SamplingParams(n=n)  # type: ignore[arg-type]
+    assert refused.value.param == "n"
+
+
+def test_a_fanned_out_request_names_its_parent(fake: FakeEngine) -> None:
+    request = fake.input.from_prompt("258", replace(FREE, n=3), request_id="r")
+    assert [(choice.request_id, choice.parent_id) for choice in fan_out(request)] == [
+        ("r-0", "r"),
+        ("r-1", "r"),
+        ("r-2", "r"),
+    ]
+    assert fan_out(replace(request, sampling=FREE))[0].parent_id is None
+    with pytest.raises(InvalidValueError, match="n is 3"):
+        fake.core.add_request(request)

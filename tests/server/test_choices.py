@@ -1,0 +1,91 @@
+"""Several choices over HTTP, as the openai package sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.server.fakes import FakeEngine
+from tests.server.live import Server, eventually
+
+
+@pytest.fixture
+def client(shared: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=shared.url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+def test_chat_choices_count_the_prompt_once(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="alphabet", messages=[{"role": "user", "content": "w"}], n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(i, "xyz") for i in range(3)]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 12, 15)
+
+
+def test_completion_choices_lie_prompt_by_prompt(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="alphabet", prompt=["w", "ax"], n=3)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == ["xyz"] * 3 + ["yz"] * 3
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 3 * 4 + 3 * 3)
+
+
+def test_streamed_choices_interleave(server: Server, fake: FakeEngine) -> None:
+    fake.executor.step_s = 0.01
+    *chunks, usage = server.chat("a", n=3, stream=True, stream_options={"include_usage": True}).events
+    choices = [chunk["choices"][0] for chunk in chunks]
+    for index in range(3):
+        first, *content, last = [choice for choice in choices if choice["index"] == index]
+        assert first["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(choice["delta"]["content"] for choice in content) == "bcdefghijklmnopqrstuvwxyz"
+        assert last["delta"] == {} and last["finish_reason"] == "stop"
+    order = [choice["index"] for choice in choices]
+    assert order != sorted(order), "the choices came one after the other"
+    assert (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (3, 3 * 26)
+
+
+def test_the_sdk_s_stream_helper_accumulates_every_choice(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="alphabet", messages=[{"role": "user", "content": "t"}], n=2) as stream:
+        final = stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == ["uvwxyz"] * 2
+
+
+def test_streamed_completions_of_several_prompts_and_choices(shared: Server) -> None:
+    *chunks, usage = shared.complete(["w", "x"], n=2, stream=True, stream_options={"include_usage": True}).events
+    texts = [""] * 4
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == ["xyz", "xyz", "yz", "yz"]
+    assert (usage["usage"]["prompt_tokens"], usage["usage"]["completion_tokens"]) == (2, 2 * 4 + 2 * 3)
+
+
+@pytest.mark.parametrize("n", [0, -1, 129, 5_000_000, True, "2", 1.5])
+def test_a_wrong_n_is_refused_by_name(shared: Server, n: object) -> None:
+    for answer in (shared.chat(n=n), shared.complete(n=n)):
+        assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "n", "invalid_value")
+
+
+def test_prompts_times_n_are_limited(shared: Server) -> None:
+    answer = shared.complete(["a", "b", "c"], n=3)
+    assert (answer.status, answer.error["param"]) == (400, "n")
+    assert "at most 2" in answer.error["message"]
+
+
+def test_an_error_in_a_step_ends_all_choices(server: Server, fake: FakeEngine) -> None:
+    fake.executor.failures = 1
+    assert server.chat("a", n=4).status == 500
+    assert server.chat("w", n=2).status == 200
+    eventually(lambda: server.engine.num_unfinished == 0)
+    assert fake.pool.num_used == 0
+
+
+def test_a_client_that_leaves_takes_all_its_choices_along(server: Server, fake: FakeEngine) -> None:
+    fake.executor.gate.clear()
+    impatient = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=0.3)
+    with impatient, pytest.raises(openai.APITimeoutError):
+        impatient.completions.create(model="alphabet", prompt="a", n=5)
+    fake.executor.gate.set()
+    eventually(lambda: server.engine.num_unfinished == 0 and fake.pool.num_used == 0)
+    assert server.metric("vllm:request_success_total", finished_reason="abort") == 5
