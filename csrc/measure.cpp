@@ -1,6 +1,7 @@
-// What the machine can do, as the yardstick of every speed figure: barrier time and read bandwidth.
+// What the machine can do, as the yardstick of every speed figure: barrier time, read bandwidth, peak rates.
 #include <string.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -61,6 +62,27 @@ double read_gbps(Team& team, int64_t bytes, PageSize page_size) {
   return double(share) * team.num_threads() / seconds * 1e-9;
 }
 
+// The best of a few bursts, each long enough for the clock to settle and short enough to be left alone.
+double peak_gops(Team& team, const Kernels& kernels, int type) {
+  if (type < OCT_PEAK_F32 || type > OCT_PEAK_INT8) throw Error("there is no peak " + std::to_string(type));
+  constexpr int bursts = 5;
+  constexpr int64_t rounds = 200'000;
+  double best = 0.0;
+  for (int burst = 0; burst < bursts; ++burst) {
+    double seconds = 0.0;
+    std::atomic<int64_t> operations{0};
+    team.run([&](int thread) {
+      team.barrier();
+      auto start = std::chrono::steady_clock::now();
+      operations += kernels.run_peak(type, rounds);
+      team.barrier();
+      if (thread == 0) seconds = seconds_since(start);
+    });
+    best = std::max(best, double(operations) / seconds * 1e-9);
+  }
+  return best;
+}
+
 }  // namespace
 }  // namespace octavo
 
@@ -76,6 +98,10 @@ double oct_measure_read_gbps(oct_context* context, int64_t bytes, int use_huge_p
   return guarded(-1.0, [&] {
     return octavo::read_gbps(context->team, bytes, use_huge_pages ? octavo::PageSize::huge : octavo::PageSize::small);
   });
+}
+
+double oct_measure_peak_gops(oct_context* context, int type) {
+  return guarded(-1.0, [&] { return octavo::peak_gops(context->team, context->kernels, type); });
 }
 
 }  // extern "C"

@@ -249,6 +249,10 @@ int oct_run(oct_program*, const oct_step*);
 // ---- measuring ---------------------------------------------------------------------------------------------------
 double oct_measure_barrier_ns(oct_context*, int rounds);
 double oct_measure_read_gbps(oct_context*, int64_t bytes, int use_huge_pages);
+// 10^9 operations a second of all threads together, computing in registers; what a type is multiplied by is up to the
+// instruction set: bf16 as fp32 where it has no bf16.
+enum oct_peak { OCT_PEAK_F32 = 0, OCT_PEAK_BF16 = 1, OCT_PEAK_INT8 = 2 };
+double oct_measure_peak_gops(oct_context*, int type);
 
 #if defined(OCT_BUILDING)
 #pragma GCC visibility pop

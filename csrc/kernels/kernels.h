@@ -186,6 +186,9 @@ struct Kernels {
   void (*attention)(const AttentionArgs&, ThreadShare);
   // Applies softcap and biases to the row in place, then draws one token. Scratch: 2 * num_logits floats.
   int32_t (*sample)(float* logits, int64_t num_logits, const SampleRow&, float* scratch);
+
+  // measuring: `rounds` rounds of multiply-adds in registers (oct_peak); how many operations that was
+  int64_t (*run_peak)(int type, int64_t rounds);
 };
 
 extern const Kernels kernels_scalar;

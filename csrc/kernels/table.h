@@ -8,6 +8,7 @@
 #include "norm.h"
 #include "operand.h"
 #include "pack.h"
+#include "peak.h"
 #include "rope.h"
 #include "sample.h"
 
@@ -32,6 +33,7 @@ constexpr Kernels kernel_table(const char* name) {
   table.attention_scratch_bytes = attention_scratch_bytes;
   table.attention = attention;
   table.sample = sample;
+  table.run_peak = run_peak;
   return table;
 }
 

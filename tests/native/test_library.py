@@ -13,7 +13,15 @@ import pytest
 
 from octavo.backends.native import abi, instructions
 from octavo.backends.native.assemble import ACTIVATIONS
-from octavo.backends.native.library import Context, KvCache, PackedWeight, dequantize, kv_block_bytes, supported_isas
+from octavo.backends.native.library import (
+    Context,
+    KvCache,
+    PackedWeight,
+    Peak,
+    dequantize,
+    kv_block_bytes,
+    supported_isas,
+)
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, OctavoError, UnsupportedModelError
 from octavo.quant.gguf import Layout, layout_of
@@ -44,6 +52,7 @@ CONSTANTS: dict[str, int] = {
     **{f"OCT_BUFFER_{kind.name}": kind for kind in instructions.BufferKind},
     **{f"OCT_ROWS_{space.name}": space for space in instructions.RowSpace},
     **{f"OCT_{name.upper()}": code for name, code in ACTIVATIONS.items()},
+    **{f"OCT_PEAK_{peak.name}": peak for peak in Peak},
     "OCT_BLOCK_TOKENS": BLOCK_TOKENS,
 }
 
@@ -87,6 +96,17 @@ def test_instruction_sets_the_machine_lacks_are_refused() -> None:
     for isa in {"avx512", "avx2"} - set(supported_isas()):
         with pytest.raises(ConfigError, match=f"cannot run the instruction set {isa}"):
             Context(isa)
+
+
+@pytest.mark.parametrize("peak", Peak)
+def test_peaks_can_be_measured_on_every_instruction_set(peak: Peak) -> None:
+    for isa in supported_isas():
+        assert Context(isa).peak_gops(peak) > 0
+
+
+def test_an_unknown_peak_is_refused() -> None:
+    with pytest.raises(EngineError, match="no peak 3"):
+        Context("scalar").peak_gops(3)  # type: ignore[arg-type]
 
 
 def test_a_closed_context_is_an_error_and_not_a_crash() -> None:

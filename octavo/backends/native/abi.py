@@ -179,6 +179,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "oct_run": (c_int, [c_void_p, POINTER(Step)]),
     "oct_measure_barrier_ns": (c_double, [c_void_p, c_int]),
     "oct_measure_read_gbps": (c_double, [c_void_p, c_int64, c_int]),
+    "oct_measure_peak_gops": (c_double, [c_void_p, c_int]),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from enum import IntEnum
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -24,6 +25,14 @@ from octavo.weights.gguf import GGUFType
 
 FloatArray = npt.NDArray[np.float32]
 ISAS = ("avx512", "avx2", "scalar")
+
+
+class Peak(IntEnum):
+    """A type of numbers whose multiplication can be timed."""
+
+    F32 = 0
+    BF16 = 1
+    INT8 = 2
 
 
 @cache
@@ -80,6 +89,10 @@ class Context(_Owner):
     def read_gbps(self, num_bytes: int, *, huge_pages: bool = True) -> float:
         """How fast the team reads memory, in 10^9 bytes a second."""
         return _measured(library().oct_measure_read_gbps(self.handle, num_bytes, int(huge_pages)))
+
+    def peak_gops(self, peak: Peak) -> float:
+        """How fast the team multiplies and adds numbers of a type in registers, in 10^9 operations a second."""
+        return _measured(library().oct_measure_peak_gops(self.handle, peak))
 
 
 class PackedWeight(_Owner):

@@ -1,0 +1,67 @@
+"""What the machine can do at this moment: the yardstick of every figure.
+
+Machines are shared: barrier time and bandwidth may change within seconds, so they are measured beside each result and
+results are compared only where they agree.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+
+from octavo.backends.native.library import Context, Peak
+
+READ_BYTES = 256 * 2**20  # more than any cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What changes from one moment to the next."""
+
+    barrier_ns: float
+    read_gb_per_s: float
+
+    def __str__(self) -> str:
+        return f"barrier {self.barrier_ns:.0f} ns, read {self.read_gb_per_s:.1f} GB/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a number of threads can reach. Bandwidths in 10^9 bytes, peaks in 10^9 operations a second."""
+
+    isa: str
+    threads: int
+    barrier_ns: float
+    read_huge_pages_gb_per_s: float
+    read_small_pages_gb_per_s: float
+    f32_gflops: float
+    bf16_gflops: float
+    int8_gops: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def measure_state(context: Context) -> State:
+    return State(_barrier_ns(context), context.read_gbps(READ_BYTES))
+
+
+def measure_ceilings(context: Context, repeats: int = 5) -> Ceilings:
+    """Medians of bandwidths and barrier, best of the peaks."""
+    return Ceilings(
+        isa=context.isa,
+        threads=context.threads,
+        barrier_ns=_barrier_ns(context),
+        read_huge_pages_gb_per_s=statistics.median(context.read_gbps(READ_BYTES) for _ in range(repeats)),
+        read_small_pages_gb_per_s=statistics.median(
+            context.read_gbps(READ_BYTES, huge_pages=False) for _ in range(repeats)
+        ),
+        f32_gflops=context.peak_gops(Peak.F32),
+        bf16_gflops=context.peak_gops(Peak.BF16),
+        int8_gops=context.peak_gops(Peak.INT8),
+    )
+
+
+def _barrier_ns(context: Context) -> float:
+    """The median of short bursts: one in which a thread loses its processor says nothing."""
+    return statistics.median(context.barrier_ns(500) for _ in range(9))

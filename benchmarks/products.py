@@ -1,0 +1,126 @@
+"""Products of the native library over weights that no cache holds, one step of a program at a time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.backends.native.assemble import assemble
+from octavo.backends.native.instructions import (
+    Buffer,
+    BufferKind,
+    GatedLinear,
+    Instruction,
+    Linear,
+    Operation,
+    ProgramText,
+)
+from octavo.backends.native.library import Context, PackedWeight
+from octavo.backends.native.lower import OPERAND_OF_LAYOUT
+from octavo.backends.native.step_arrays import StepArrays
+from octavo.quant.gguf import layout_of
+from octavo.weights.gguf import GGUFType
+
+# Where the fp16 scales of a block lie; everything else may hold any bits.
+_SCALES = {
+    GGUFType.Q4_0: slice(0, 2),
+    GGUFType.Q4_1: slice(0, 4),
+    GGUFType.Q5_0: slice(0, 2),
+    GGUFType.Q5_1: slice(0, 4),
+    GGUFType.Q8_0: slice(0, 2),
+    GGUFType.Q4_K: slice(0, 4),
+    GGUFType.Q5_K: slice(0, 4),
+    GGUFType.Q6_K: slice(208, 210),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A matrix [num_rows, num_columns] of a model, as it is multiplied; `gated`: two of them and an activation."""
+
+    name: str
+    num_columns: int  # K
+    num_rows: int  # N
+    gated: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_columns * self.num_rows * (2 if self.gated else 1)
+
+
+def random_blocks(rng: np.random.Generator, encoding: GGUFType, shape: Shape) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor with small random values."""
+    count = shape.num_rows * shape.num_columns
+    if encoding is GGUFType.BF16:
+        return (rng.normal(0, 0.05, count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    blocks = rng.integers(0, 256, (count // encoding.block_size, encoding.block_bytes), dtype=np.uint8)
+    scales = _SCALES[encoding]
+    blocks[:, scales] = np.full((scales.stop - scales.start) // 2, 0.001, np.float16).view(np.uint8)
+    return blocks.reshape(-1)
+
+
+class ColdProducts:
+    """One product over and over, each time with other weights: `cold_bytes` of them, more than a cache holds.
+
+    Activations are zero, which takes as long as any others. A barrier follows each product, as in a model.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        rng: np.random.Generator,
+        encoding: GGUFType,
+        shape: Shape,
+        max_rows: int,
+        cold_bytes: int,
+    ) -> None:
+        self._context = context
+        layout = layout_of(encoding, "int8")
+        blocks = random_blocks(rng, encoding, shape)
+        sides = 2 if shape.gated else 1
+
+        def pack() -> PackedWeight:
+            return PackedWeight(context, layout, encoding, (shape.num_rows, shape.num_columns), blocks)
+
+        first = pack()
+        self.bytes = first.bytes * sides  # of the weights of one product
+        self.count = max(2, cold_bytes // self.bytes)
+        weights = [first, *(pack() for _ in range(self.count * sides - 1))]
+        operand = OPERAND_OF_LAYOUT[layout]
+        buffers = (
+            Buffer(operand, shape.num_columns),
+            Buffer(operand if shape.gated else BufferKind.F32, shape.num_rows),
+        )
+        products = (Instruction(_product(shape, index)) for index in range(self.count))
+        self._program = assemble(
+            ProgramText(buffers, tuple(products)),
+            context,
+            None,
+            weights={str(index): weight for index, weight in enumerate(weights)},
+            vectors={},
+            max_tokens=max_rows,
+            max_logit_rows=1,
+        )
+        self._arrays = StepArrays(max_tokens=max_rows, max_requests=1, max_blocks=1, max_logit_rows=1)
+        self._arrays.positions[:] = np.arange(max_rows)
+
+    def seconds(self, rows: int) -> float:
+        """How long one product of `rows` rows takes."""
+        self._arrays.query_starts[1] = rows
+        self._arrays.set_counts(num_tokens=rows, num_requests=1, num_logit_rows=0, max_blocks=1)
+        self._context.barrier_ns(100)  # wakes the team
+        began = time.perf_counter()
+        self._program.run(self._arrays.struct)
+        return (time.perf_counter() - began) / self.count
+
+    def close(self) -> None:
+        self._program.close()
+
+
+def _product(shape: Shape, index: int) -> Operation:
+    if shape.gated:
+        return GatedLinear(0, 1, str(2 * index), str(2 * index + 1), "silu")
+    return Linear(0, 1, str(index), shape.num_rows)

@@ -1,0 +1,32 @@
+"""The benchmarks run and write what they measured; how fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(module: str, *arguments: str, json_out: Path) -> Any:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments, "--json", str(json_out)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=120)
+    return json.loads(json_out.read_text())
+
+
+def test_ceilings_has_one_entry_for_a_thread_and_one_for_all(tmp_path: Path) -> None:
+    ceilings = run("ceilings", json_out=tmp_path / "out.json")
+    assert ceilings[0]["threads"] == 1
+    assert all(value > 0 for entry in ceilings for name, value in entry.items() if name not in ("isa", "barrier_ns"))
+
+
+def test_kernels_has_a_figure_for_each_type_and_number_of_rows(tmp_path: Path) -> None:
+    shape = ("--shape", "SmolLM2 output", "--type", "Q4_1", "--type", "BF16", "--rows", "1", "40")
+    (block,) = run("kernels", *shape, "--repeats", "1", "--no-peer", json_out=tmp_path / "out.json")
+    found = {(figure["type"], figure["rows"]) for figure in block["figures"]}
+    assert found == {("Q4_1", 1), ("Q4_1", 40), ("BF16", 1), ("BF16", 40)}
+    assert all(figure["us"] > 0 and figure["of_floor"] > 0 for figure in block["figures"])
+    assert block["limits"]["read_gb_per_s"] > 0
