@@ -3,48 +3,64 @@
 #include <string.h>
 
 #include <string>
+#include <utility>
 
 #include "error.h"
 
 namespace octavo {
 namespace {
 
-int64_t page_elements(int num_kv_heads, int head_size) {
-  return int64_t(2) * num_kv_heads * OCT_BLOCK_TOKENS * head_size;
+int64_t page_elements(const oct_kv_group& group) {
+  return int64_t(2) * group.num_kv_heads * OCT_BLOCK_TOKENS * group.head_size;
 }
 
-int64_t block_bytes(int num_layers, int num_kv_heads, int head_size) {
-  return num_layers * page_elements(num_kv_heads, head_size) * int64_t(sizeof(uint16_t));
+int64_t page_bytes(const oct_kv_group& group) { return page_elements(group) * int64_t(sizeof(uint16_t)); }
+
+void check_group(const oct_kv_group& group) {
+  bool positive = group.num_blocks >= 1 && group.num_kv_heads >= 1 && group.head_size >= 2 && group.window >= 0;
+  if (positive && group.head_size % 2 == 0) return;
+  throw Error("a KV cache of " + std::to_string(group.num_blocks) + " blocks, " + std::to_string(group.num_kv_heads) +
+              " heads of " + std::to_string(group.head_size) + " and a window of " + std::to_string(group.window) +
+              " is impossible: all must be positive, but for the window, which may be 0, and the head size even");
 }
 
-void check_geometry(int num_layers, int num_blocks, int num_kv_heads, int head_size) {
-  if (num_layers >= 1 && num_blocks >= 1 && num_kv_heads >= 1 && head_size >= 2 && head_size % 2 == 0) return;
-  throw Error("a KV cache of " + std::to_string(num_layers) + " layers, " + std::to_string(num_blocks) + " blocks and " +
-              std::to_string(num_kv_heads) + " heads of " + std::to_string(head_size) +
-              " is impossible: all must be positive and the head size even");
+void check_layers(const std::vector<oct_kv_group>& groups, const std::vector<int32_t>& layer_groups) {
+  if (layer_groups.empty()) throw Error("a KV cache without layers is impossible");
+  for (size_t layer = 0; layer < layer_groups.size(); ++layer) {
+    int32_t group = layer_groups[layer];
+    if (group >= 0 && size_t(group) < groups.size()) continue;
+    throw Error("layer " + std::to_string(layer) + " of the KV cache is in group " + std::to_string(group) +
+                ", but there are " + std::to_string(groups.size()));
+  }
 }
 
 }  // namespace
 }  // namespace octavo
 
-oct_kv_cache::oct_kv_cache(int num_layers, int num_blocks, int num_kv_heads, int head_size)
-    : num_layers(num_layers), num_blocks(num_blocks), num_kv_heads(num_kv_heads), head_size(head_size) {
-  octavo::check_geometry(num_layers, num_blocks, num_kv_heads, head_size);
-  memory_ = octavo::Arena(size_t(num_blocks) * size_t(octavo::block_bytes(num_layers, num_kv_heads, head_size)));
+oct_kv_cache::oct_kv_cache(std::vector<oct_kv_group> groups, std::vector<int32_t> layer_groups)
+    : groups_(std::move(groups)), layer_groups_(std::move(layer_groups)) {
+  for (const oct_kv_group& group : groups_) octavo::check_group(group);
+  octavo::check_layers(groups_, layer_groups_);
+  for (int32_t index : layer_groups_) {
+    const oct_kv_group& group = groups_[size_t(index)];
+    memory_.emplace_back(size_t(group.num_blocks) * size_t(octavo::page_bytes(group)));
+  }
 }
 
 octavo::KvLayer oct_kv_cache::layer(int index) const {
-  int64_t elements = octavo::page_elements(num_kv_heads, head_size);
-  uint16_t* data = reinterpret_cast<uint16_t*>(memory_.data()) + index * num_blocks * elements;
-  return {data, elements, num_kv_heads, head_size};
+  const oct_kv_group& group = groups_[size_t(group_of(index))];
+  uint16_t* data = reinterpret_cast<uint16_t*>(memory_[size_t(index)].data());
+  return {data, octavo::page_elements(group), group.num_kv_heads, group.head_size, group.window};
 }
 
 void oct_kv_cache::copy_blocks(const oct_step& step, octavo::ThreadShare share) const {
-  for (int index = share.thread; index < num_layers; index += share.num_threads) {
+  for (int index = share.thread; index < num_layers(); index += share.num_threads) {
     octavo::KvLayer pages = layer(index);
+    size_t bytes = size_t(pages.page_elements) * sizeof(uint16_t);
     for (int i = 0; i < step.num_copies; ++i) {
+      if (step.copy_groups[i] != group_of(index)) continue;
       memcpy(pages.data + step.copy_destinations[i] * pages.page_elements,
-             pages.data + step.copy_sources[i] * pages.page_elements, size_t(pages.page_elements) * sizeof(uint16_t));
+             pages.data + step.copy_sources[i] * pages.page_elements, bytes);
     }
   }
 }
@@ -53,14 +69,15 @@ using octavo::guarded;
 
 extern "C" {
 
-oct_kv_cache* oct_kv_cache_create(int num_layers, int num_blocks, int num_kv_heads, int head_size) {
-  return guarded<oct_kv_cache*>(nullptr,
-                                [&] { return new oct_kv_cache(num_layers, num_blocks, num_kv_heads, head_size); });
+oct_kv_cache* oct_kv_cache_create(const oct_kv_group* groups, int num_groups, const int32_t* layer_groups,
+                                  int num_layers) {
+  return guarded<oct_kv_cache*>(nullptr, [&] {
+    return new oct_kv_cache(std::vector<oct_kv_group>(groups, groups + num_groups),
+                            std::vector<int32_t>(layer_groups, layer_groups + num_layers));
+  });
 }
 
-int64_t oct_kv_block_bytes(int num_layers, int num_kv_heads, int head_size) {
-  return octavo::block_bytes(num_layers, num_kv_heads, head_size);
-}
+int64_t oct_kv_page_bytes(const oct_kv_group* group) { return octavo::page_bytes(*group); }
 
 void oct_kv_cache_destroy(oct_kv_cache* cache) { delete cache; }
 

@@ -1,19 +1,23 @@
-// The KV cache: for every layer, an array of pages of 16 tokens. Memory becomes resident as pages are written.
+// The KV cache: for every layer, an array of pages of 16 tokens. Layers of one group have the same shape and as many pages,
+// which one block table finds. Memory becomes resident as pages are written.
 #pragma once
+#include <vector>
+
 #include "arena.h"
 #include "kernels/kernels.h"
 
 struct oct_kv_cache {
-  oct_kv_cache(int num_layers, int num_blocks, int num_kv_heads, int head_size);
+  oct_kv_cache(std::vector<oct_kv_group> groups, std::vector<int32_t> layer_groups);
+
+  int num_layers() const { return int(layer_groups_.size()); }
+  const std::vector<oct_kv_group>& groups() const { return groups_; }
+  int group_of(int layer) const { return layer_groups_[size_t(layer)]; }
   octavo::KvLayer layer(int index) const;
-  // Called by all threads: each copies its share of the layers, page copy_sources[i] to copy_destinations[i] in order.
+  // Called by all threads: each copies its share of the layers, one copy after the other.
   void copy_blocks(const oct_step& step, octavo::ThreadShare share) const;
 
-  const int num_layers;
-  const int num_blocks;
-  const int num_kv_heads;
-  const int head_size;
-
  private:
-  octavo::Arena memory_;
+  const std::vector<oct_kv_group> groups_;
+  const std::vector<int32_t> layer_groups_;
+  std::vector<octavo::Arena> memory_;  // of each layer
 };

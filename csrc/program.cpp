@@ -18,8 +18,10 @@ constexpr int64_t alignment = 128;  // no two threads' scratch on one pair of ca
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-Batch batch_of(const oct_step& step) {
-  return {step.num_tokens, step.num_requests, step.positions, step.query_starts, step.block_tables, step.max_blocks};
+Batch batch_of(const oct_step& step, int group) {
+  const int32_t* block_tables = step.block_tables + int64_t(group) * step.num_table_rows * step.max_blocks;
+  return {step.num_tokens, step.num_requests, step.positions, step.query_starts,
+          block_tables,    step.table_rows,   step.max_blocks};
 }
 
 // The part of a matrix that starts at a column.
@@ -193,13 +195,13 @@ void oct_program::execute(const oct_gated_linear& op, const oct_step& step, Thre
 void oct_program::execute(const oct_rope_kv& op, const oct_step& step, ThreadShare share) {
   octavo::Matrix rotary = op.rotary == -1 ? octavo::Matrix{} : matrix(op.rotary);
   context_.kernels.rope_kv({matrix(op.qkv), rotary, op.q_norm, op.k_norm, op.epsilon, op.num_heads,
-                            kv_->layer(op.kv_layer), octavo::batch_of(step)},
+                            kv_->layer(op.kv_layer), octavo::batch_of(step, kv_->group_of(op.kv_layer))},
                            share);
 }
 
 void oct_program::execute(const oct_attention& op, const oct_step& step, ThreadShare share) {
-  context_.kernels.attention({matrix(op.qkv), matrix(op.dst), op.num_heads, op.window, op.scale, op.softcap,
-                              kv_->layer(op.kv_layer), octavo::batch_of(step),
+  context_.kernels.attention({matrix(op.qkv), matrix(op.dst), op.num_heads, op.scale, op.softcap,
+                              kv_->layer(op.kv_layer), octavo::batch_of(step, kv_->group_of(op.kv_layer)),
                               attention_scratch_ + share.thread * attention_scratch_stride_},
                              share);
 }

@@ -190,17 +190,18 @@ class InstructionCheck {
   void check_heads(int qkv, int num_heads, int num_kv_heads, int head_size, int kv_layer) const {
     require(parts_.kv != nullptr, "the program has no KV cache");
     const oct_kv_cache& kv = *parts_.kv;
-    require(num_kv_heads == kv.num_kv_heads && head_size == kv.head_size,
+    require(kv_layer >= 0 && kv_layer < kv.num_layers(),
+            "kv_layer is " + std::to_string(kv_layer) + ", but the KV cache has " + std::to_string(kv.num_layers()));
+    const KvLayer layer = kv.layer(kv_layer);
+    require(num_kv_heads == layer.num_kv_heads && head_size == layer.head_size,
             std::to_string(num_kv_heads) + " heads of " + std::to_string(head_size) + ", but the KV cache has " +
-                std::to_string(kv.num_kv_heads) + " of " + std::to_string(kv.head_size));
+                std::to_string(layer.num_kv_heads) + " of " + std::to_string(layer.head_size));
     require(num_heads >= 1 && num_heads % num_kv_heads == 0,
             std::to_string(num_heads) + " heads cannot share " + std::to_string(num_kv_heads) + " key/value heads");
-    require(kv_layer >= 0 && kv_layer < kv.num_layers,
-            "kv_layer is " + std::to_string(kv_layer) + ", but the KV cache has " + std::to_string(kv.num_layers));
     matrix("qkv", qkv);
     columns("qkv", qkv, (int64_t(num_heads) + 2 * num_kv_heads) * head_size);
     rows("qkv", qkv, OCT_ROWS_TOKENS);
-    limits_.num_blocks = kv.num_blocks;
+    limits_.kv_groups = kv.groups();
   }
 
   void check(const oct_rope_kv& op) const {
@@ -220,7 +221,6 @@ class InstructionCheck {
     columns("dst", op.dst, int64_t(op.num_heads) * op.head_size);
     rows("dst", op.dst, OCT_ROWS_TOKENS);
     require(op.dst != op.qkv, named("dst", op.dst) + " is also qkv");
-    require(op.window >= 0, "window is " + std::to_string(op.window));
     finite("scale", op.scale);
     softcap(op.softcap);
   }
@@ -294,7 +294,8 @@ class StepCheck {
     require_count("num_requests", step_.num_requests, INT32_MAX - 1);
     require_count("num_logit_rows", step_.num_logit_rows, limits_.max_logit_rows);
     require_count("max_blocks", step_.max_blocks, INT32_MAX);
-    require_count("num_copies", step_.num_copies, limits_.num_blocks > 0 ? INT32_MAX : 0);
+    require_count("num_table_rows", step_.num_table_rows, INT32_MAX);
+    require_count("num_copies", step_.num_copies, limits_.kv_groups.empty() ? 0 : INT32_MAX);
     if (step_.num_tokens > 0 && step_.num_requests == 0) throw Error("the step has tokens but no requests");
   }
 
@@ -302,10 +303,14 @@ class StepCheck {
     if (step_.num_tokens > 0) {
       require_pointer("token_ids", step_.token_ids);
       require_pointer("positions", step_.positions);
-      if (limits_.num_blocks > 0) require_pointer("block_tables", step_.block_tables);
+      if (!limits_.kv_groups.empty()) {
+        require_pointer("block_tables", step_.block_tables);
+        require_pointer("table_rows", step_.table_rows);
+      }
     }
     if (step_.num_requests > 0) require_pointer("query_starts", step_.query_starts);
     if (step_.num_copies > 0) {
+      require_pointer("copy_groups", step_.copy_groups);
       require_pointer("copy_sources", step_.copy_sources);
       require_pointer("copy_destinations", step_.copy_destinations);
     }
@@ -338,7 +343,7 @@ class StepCheck {
     }
   }
 
-  // A request's tokens have adjacent positions, and a page for each position up to the last.
+  // A request's tokens have adjacent positions, and a page for each position they see.
   void check_request(int r) const {
     int first = step_.query_starts[r], last = step_.query_starts[r + 1] - 1;
     if (first > last) return;
@@ -346,18 +351,30 @@ class StepCheck {
     for (int t = first + 1; t <= last; ++t) {
       require_range("positions", t, step_.positions[t], step_.positions[t - 1] + 1, step_.positions[t - 1] + 1);
     }
-    if (limits_.num_blocks == 0) return;
+    if (limits_.kv_groups.empty()) return;
     require_range("positions", last, step_.positions[last], 0, int64_t(step_.max_blocks) * OCT_BLOCK_TOKENS - 1);
-    const int32_t* table = step_.block_tables + int64_t(r) * step_.max_blocks;
-    for (int block = 0; block <= step_.positions[last] / OCT_BLOCK_TOKENS; ++block) {
-      require_range("block_tables", int64_t(r) * step_.max_blocks + block, table[block], 0, limits_.num_blocks - 1);
+    require_range("table_rows", r, step_.table_rows[r], 0, step_.num_table_rows - 1);
+    for (size_t group = 0; group < limits_.kv_groups.size(); ++group) {
+      check_block_table(r, int(group), step_.positions[first], step_.positions[last]);
+    }
+  }
+
+  void check_block_table(int r, int group, int first_position, int last_position) const {
+    const oct_kv_group& kv = limits_.kv_groups[size_t(group)];
+    int first_seen = kv.window > 0 && first_position >= kv.window ? first_position - kv.window + 1 : 0;
+    int64_t start = (int64_t(group) * step_.num_table_rows + step_.table_rows[r]) * step_.max_blocks;
+    for (int block = first_seen / OCT_BLOCK_TOKENS; block <= last_position / OCT_BLOCK_TOKENS; ++block) {
+      int32_t page = step_.block_tables[start + block];
+      if (page < 0 || page >= kv.num_blocks) require_range("block_tables", start + block, page, 0, kv.num_blocks - 1);
     }
   }
 
   void check_copies() const {
     for (int i = 0; i < step_.num_copies; ++i) {
-      require_range("copy_sources", i, step_.copy_sources[i], 0, limits_.num_blocks - 1);
-      require_range("copy_destinations", i, step_.copy_destinations[i], 0, limits_.num_blocks - 1);
+      require_range("copy_groups", i, step_.copy_groups[i], 0, int64_t(limits_.kv_groups.size()) - 1);
+      int num_blocks = limits_.kv_groups[size_t(step_.copy_groups[i])].num_blocks;
+      require_range("copy_sources", i, step_.copy_sources[i], 0, num_blocks - 1);
+      require_range("copy_destinations", i, step_.copy_destinations[i], 0, num_blocks - 1);
       if (step_.copy_sources[i] == step_.copy_destinations[i]) {
         throw Error("copy " + std::to_string(i) + " is of block " + std::to_string(step_.copy_sources[i]) +
                     " onto itself");

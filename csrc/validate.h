@@ -21,7 +21,7 @@ struct StepLimits {
   int max_logit_rows = 0;
   int64_t num_token_ids = 0;  // rows of the smallest embedding; 0: the program reads no token ids
   int64_t num_logits = 0;     // rows of the head; 0: the program does not sample
-  int num_blocks = 0;         // 0: the program does not use the KV cache
+  std::vector<oct_kv_group> kv_groups;  // empty: the program does not use the KV cache
 };
 
 const char* op_name(int op);

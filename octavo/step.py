@@ -13,6 +13,19 @@ from octavo.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers of the KV cache that share a block table and a pool of blocks.
+
+    Their queries see the last `window` positions, themselves included; None: all. A block of 16 tokens takes
+    `block_bytes` over the `num_layers` layers of the group.
+    """
+
+    num_layers: int
+    window: int | None
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowStart:
     """A request takes a row: for the first time, or again after a preemption.
 
@@ -31,7 +44,8 @@ class RowStart:
 class RowStep:
     """A row computes `num_tokens` tokens from position `num_computed_tokens` on.
 
-    `new_block_ids` are appended to the row's block table before the step (after a RowStart the table is empty).
+    `new_block_ids` are appended to the row's block tables before the step (after a RowStart they are empty): one tuple
+    for each layer group, or () when no group gets any. Where no query of the step sees a block, its id may be anything.
     With `samples`, the last of these tokens is the newest one known and the next is sampled after it; the backend
     appends the sampled token to the row's tokens.
     """
@@ -39,16 +53,17 @@ class RowStep:
     row: int
     num_computed_tokens: int
     num_tokens: int
-    new_block_ids: tuple[int, ...]
+    new_block_ids: tuple[tuple[int, ...], ...]
     samples: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """The keys and values in block `source` are copied to block `destination`, in every layer."""
+    """The keys and values in block `source` are copied to block `destination`, in every layer of the group."""
 
     source: int
     destination: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

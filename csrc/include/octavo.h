@@ -60,8 +60,18 @@ int oct_gguf_dequantize(int gguf_type, const void* blocks, int64_t num_elements,
 enum { OCT_BLOCK_TOKENS = 16 };
 typedef struct oct_kv_cache oct_kv_cache;
 
-oct_kv_cache* oct_kv_cache_create(int num_layers, int num_blocks, int num_kv_heads, int head_size);
-int64_t oct_kv_block_bytes(int num_layers, int num_kv_heads, int head_size);
+// Layers that share a block table. Each of them has num_blocks pages.
+typedef struct {
+  int32_t num_blocks;
+  int32_t num_kv_heads;
+  int32_t head_size;
+  int32_t window;  // a query sees the last `window` positions, itself included; 0: all
+} oct_kv_group;
+
+// layer_groups[layer] is the group of each layer.
+oct_kv_cache* oct_kv_cache_create(const oct_kv_group* groups, int num_groups, const int32_t* layer_groups,
+                                  int num_layers);
+int64_t oct_kv_page_bytes(const oct_kv_group*);  // one block in one layer
 void oct_kv_cache_destroy(oct_kv_cache*);
 
 // ---- program: a flat list of fixed-size instructions over numbered buffers ---------------------------------------
@@ -159,7 +169,8 @@ typedef struct {
   const float* k_norm;  // [C] or NULL
 } oct_rope_kv;
 
-// Causal attention of the step's queries over their requests' pages. dst is fp32 [T, H C].
+// Causal attention of the step's queries over their requests' pages, as far as the window of the layer's group reaches.
+// dst is fp32 [T, H C].
 typedef struct {
   int32_t qkv;  // q in the first H C columns
   int32_t dst;
@@ -167,7 +178,6 @@ typedef struct {
   int32_t num_kv_heads;
   int32_t head_size;
   int32_t kv_layer;
-  int32_t window;  // a query sees the last `window` positions, itself included; 0: all
   float scale;
   float softcap;  // 0: off; else scores = softcap * tanh(scores / softcap)
 } oct_attention;
@@ -218,10 +228,14 @@ typedef struct {
   int32_t num_requests;    // R
   int32_t num_logit_rows;  // L
   int32_t max_blocks;      // row length of block_tables
+  int32_t num_table_rows;  // of each group in block_tables
   const int32_t* token_ids;      // [T]
   const int32_t* positions;      // [T]
   const int32_t* query_starts;   // [R + 1]: tokens query_starts[r] .. query_starts[r + 1] - 1 belong to request r
-  const int32_t* block_tables;   // [R, max_blocks]: page of position p is block_tables[r][p / 16], slot p % 16
+  // [groups of the KV cache, num_table_rows, max_blocks]: position p of request r is in slot p % 16 of page
+  // block_tables[group][table_rows[r]][p / 16]. Pages that no query of the step sees may have any number.
+  const int32_t* block_tables;
+  const int32_t* table_rows;     // [R]
   const int32_t* logit_rows;     // [L]: token index, ascending
 
   // Sampling, one entry a logit row.
@@ -235,8 +249,10 @@ typedef struct {
   const int32_t* bias_token_ids;
   const float* bias_values;        // added to the logit; -inf forbids the token
 
-  // Pages copied in every layer before anything else, one after the other: page copy_sources[i] to copy_destinations[i].
+  // Pages copied before anything else, one after the other, in every layer of group copy_groups[i]: page copy_sources[i]
+  // to page copy_destinations[i].
   int32_t num_copies;
+  const int32_t* copy_groups;
   const int32_t* copy_sources;
   const int32_t* copy_destinations;
 

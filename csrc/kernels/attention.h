@@ -143,7 +143,7 @@ inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries,
   int first = tile.first * kPage, end = tile.end * kPage;
   for (int row = 0; row < rows; ++row) {
     int position = queries.first_position + row / group - tile_page * kPage;
-    int first_seen = args.window > 0 ? position - args.window + 1 : 0;
+    int first_seen = args.kv.window > 0 ? position - args.kv.window + 1 : 0;
     float* scores = scratch.scores + row * kKeyTile;
     if (args.softcap > 0) cap_scores(scores, first, end, args.softcap);
     scratch.correction[row] =

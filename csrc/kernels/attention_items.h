@@ -26,11 +26,11 @@ inline QueryTile query_tile(const AttentionArgs& args, int request, int first_to
   const Batch& batch = args.batch;
   int remaining = batch.query_starts[request + 1] - first_token;
   QueryTile tile;
-  tile.block_table = batch.block_tables + int64_t(request) * batch.max_blocks;
+  tile.block_table = batch.block_table(request);
   tile.first_token = first_token;
   tile.num_tokens = remaining < max_tokens ? remaining : max_tokens;
   tile.first_position = batch.positions[first_token];
-  int first_seen = args.window > 0 ? tile.first_position - args.window + 1 : 0;
+  int first_seen = args.kv.window > 0 ? tile.first_position - args.kv.window + 1 : 0;
   tile.first_page = first_seen > 0 ? first_seen / kPage : 0;
   tile.end_page = (tile.first_position + tile.num_tokens - 1) / kPage + 1;
   return tile;

@@ -113,15 +113,19 @@ struct KvLayer {
   int64_t page_elements;  // 2 * G * 16 * C
   int32_t num_kv_heads;
   int32_t head_size;
+  int32_t window;  // a query sees the last `window` positions, itself included; 0: all
 };
 
-struct Batch {  // the ragged batch of the step
+struct Batch {  // the ragged batch of the step, with the block table of one group of layers
   int num_tokens;
   int num_requests;
   const int32_t* positions;     // [T]
   const int32_t* query_starts;  // [R + 1]
-  const int32_t* block_tables;  // [R, max_blocks]
+  const int32_t* block_tables;  // [table rows, max_blocks]
+  const int32_t* table_rows;    // [R]
   int max_blocks;
+
+  const int32_t* block_table(int request) const { return block_tables + int64_t(table_rows[request]) * max_blocks; }
 };
 
 struct RopeKvArgs {
@@ -139,7 +143,6 @@ struct AttentionArgs {
   Matrix qkv;
   Matrix dst;
   int num_heads;
-  int window;
   float scale;
   float softcap;
   KvLayer kv;

@@ -111,7 +111,7 @@ inline void rope_kv(const RopeKvArgs& args, ThreadShare share) {
   for (; item < last; ++item) {
     int token = int(item / heads);
     while (batch.query_starts[request + 1] <= token) ++request;
-    rope_kv_head(args, batch.block_tables + int64_t(request) * batch.max_blocks, token, int(item % heads));
+    rope_kv_head(args, batch.block_table(request), token, int(item % heads));
   }
 }
 

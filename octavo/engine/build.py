@@ -78,7 +78,8 @@ def _warn_of_overcommitment(config: EngineConfig, machine: Machine) -> None:
 
 def _allocate(executor: NativeExecutor, config: EngineConfig) -> None:
     try:
-        executor.allocate(config.num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
+        num_blocks = (config.num_blocks,) * len(executor.kv_groups)
+        executor.allocate(num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
     except MemoryError:
         raise ConfigError(
             f"there is not enough memory for the arrays of --max-num-seqs {config.max_num_seqs} requests of "
@@ -103,7 +104,7 @@ def _assemble(
         core=EngineCore(
             executor,
             tokenizer,
-            BlockPool(config.num_blocks),
+            BlockPool(config.num_blocks, len(executor.kv_groups)),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             listeners=listeners,
@@ -123,6 +124,6 @@ def _facts(checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
         vocab_size=checkpoint.model.vocab_size,
         max_positions=checkpoint.model.max_positions,
         weight_bytes=executor.weight_bytes,
-        kv_block_bytes=executor.kv_block_bytes,
+        kv_block_bytes=sum(group.block_bytes for group in executor.kv_groups),
         isa=executor.isa,
     )

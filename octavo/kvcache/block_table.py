@@ -25,12 +25,12 @@ class BlockTable:
         """How many blocks must be added before `num_tokens` tokens fit."""
         return max(0, -(-(num_tokens - self.num_slots) // BLOCK_TOKENS))
 
-    def append(self, count: int) -> tuple[int, ...]:
-        """Takes `count` more blocks from the pool, which must have them free, and returns these."""
+    def append(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """Takes `count` more blocks from the pool, which must have them free, and returns these for each group."""
         new_block_ids = self._pool.allocate(count)
         self.block_ids += new_block_ids
         self.num_slots += count * BLOCK_TOKENS
-        return tuple(new_block_ids)
+        return (tuple(new_block_ids),) * self._pool.num_groups
 
     def release(self) -> None:
         """Gives every block back, the last one first, so that the free list hands them out again in order."""

@@ -17,9 +17,10 @@ Operand buffers have no values of their own to look at: fill them with Quantize 
 Every operation is followed by a barrier. Buffers not in `inputs` start as NaN, so a kernel that leaves an element
 unwritten shows.
 
-Operations that keep state between steps (RopeKv, Attention) share a `KvCache`: make one, and call `run` once per step
-with the chunks' `block_ids`; `max_tokens` may differ from call to call. Sampling: give `Step` logit rows and, if not
-greedy, one `Sampling` a logit row; `result.sampled` and `result.logits` ([rows, vocabulary], after biases) come back.
+Operations that keep state between steps (RopeKv, Attention) share a `KvCache`: make one with `kv_cache`, and call `run`
+once per step with the chunks' `block_ids`; `max_tokens` may differ from call to call. Sampling: give `Step` logit rows
+and, if not greedy, one `Sampling` a logit row; `result.sampled` and `result.logits` ([rows, vocabulary], after biases)
+come back.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ import numpy.typing as npt
 from octavo.backends.native import abi
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import Buffer, BufferKind, Instruction, Operation, ProgramText, RowSpace
+from octavo.backends.native.kv_layout import KvLayout
 from octavo.backends.native.library import Context, FloatArray, KvCache, PackedWeight
 from octavo.config import BLOCK_TOKENS
+from octavo.graph.ops import KvLayer
 from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
 
@@ -95,6 +98,7 @@ class Step:
             "positions": np.array(positions, np.int32),
             "query_starts": np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
             "block_tables": _block_tables(chunks),
+            "table_rows": np.arange(len(chunks), dtype=np.int32),
             "logit_rows": np.array(logit_rows, np.int32),
             "temperatures": np.array([s.temperature for s in sampling], np.float32),
             "top_ks": np.array([s.top_k for s in sampling], np.int32),
@@ -112,15 +116,23 @@ class Step:
         self.num_requests = len(chunks)
 
     def struct(self) -> abi.Step:
-        step = abi.Step(
+        step = _StepStruct(
             num_tokens=self.num_tokens,
             num_requests=self.num_requests,
             num_logit_rows=self.num_logit_rows,
+            num_table_rows=self.num_requests,
             max_blocks=self.arrays["block_tables"].shape[1],
         )
         for name, array in self.arrays.items():
             setattr(step, name, array.ctypes.data)
+        step.arrays = self.arrays
         return step
+
+
+class _StepStruct(abi.Step):
+    """Keeps the arrays it points to."""
+
+    arrays: Mapping[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -220,6 +232,12 @@ def _block_tables(chunks: Sequence[Chunk]) -> npt.NDArray[np.int32]:
     for row, chunk in enumerate(chunks):
         tables[row, : len(chunk.block_ids)] = chunk.block_ids
     return tables
+
+
+def kv_cache(layers: Sequence[KvLayer], num_blocks: int) -> KvCache:
+    """A KV cache of these layers, with as many blocks in each of their groups."""
+    layout = KvLayout(layers)
+    return layout.cache([num_blocks] * len(layout.groups))
 
 
 def num_blocks_for(num_tokens: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from octavo.backends.native.instructions import Attention, Buffer, RopeKv
 from octavo.backends.native.library import Context, FloatArray, KvCache
 from octavo.graph.ops import KvLayer
-from tests.native.harness import F32, Chunk, Step, num_blocks_for, run
+from tests.native.harness import F32, Chunk, Step, kv_cache, num_blocks_for, run
 from tests.native.reference import attention
 
 
@@ -45,7 +45,7 @@ class Layer:
         cls, heads: int, groups: int, head_size: int, *, window: int | None = None, softcap: float | None = None
     ) -> Layer:
         kv = KvLayer(0, groups, head_size, window)
-        return cls(heads, kv, head_size**-0.5, softcap, KvCache(1, 100, groups, head_size))
+        return cls(heads, kv, head_size**-0.5, softcap, kv_cache([kv], 100))
 
     @property
     def qkv_columns(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -13,9 +15,9 @@ from octavo.backends.native.library import FloatArray
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
-from octavo.step import BlockCopy, RowStart, RowStep, SampledToken, StepPlan
+from octavo.step import BlockCopy, KvGroup, RowStart, RowStep, SampledToken, StepPlan
 from octavo.weights.gguf import GGUFType
-from tests.native.tiny import FAMILIES, LLAMA, TinyModel
+from tests.native.tiny import FAMILIES, GEMMA, LLAMA, TinyModel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 MIXED = (GGUFType.Q4_0, GGUFType.Q8_0, GGUFType.F16, GGUFType.Q5_1, GGUFType.Q4_1)  # rows of 64 and 96 columns
@@ -23,7 +25,7 @@ MAX_MODEL_LEN = 96
 
 
 def executor_of(
-    model: TinyModel, isa: str, threads: int = 1, activation_dtype: str = "int8", **sizes: int
+    model: TinyModel, isa: str, threads: int = 1, activation_dtype: str = "int8", num_blocks: int = 64
 ) -> NativeExecutor:
     assert activation_dtype in ("bf16", "int8")
     made = NativeExecutor(
@@ -32,9 +34,7 @@ def executor_of(
         threads=threads,
         activation_dtype="bf16" if activation_dtype == "bf16" else "int8",
     )
-    made.allocate(
-        **{"num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": MAX_MODEL_LEN, **sizes}
-    )
+    made.allocate([num_blocks] * len(made.kv_groups), 8, 64, MAX_MODEL_LEN)
     return made
 
 
@@ -92,22 +92,22 @@ class Running:
     forbidden: tuple[int, ...] = ()
     min_total_tokens: int = 0
     num_computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[deque[int]] = field(default_factory=list)  # of each layer group, without those behind the window
+    num_behind: list[int] = field(default_factory=list)  # blocks of each layer group that the window has passed
     output: list[int] = field(default_factory=list)
     started: bool = False
 
-    def preempt(self) -> list[int]:
-        """Everything computed is forgotten; the blocks come back."""
-        blocks, self.blocks, self.num_computed, self.started = self.blocks, [], 0, False
-        return blocks
-
 
 class Driver:
-    """The least scheduler that can drive an executor: chunks of given sizes, blocks from a shuffled free list."""
+    """The least scheduler that can drive an executor: chunks of given sizes, blocks from shuffled free lists.
+
+    Blocks behind a window go back at once, and are the first to be used again.
+    """
 
     def __init__(self, executor: NativeExecutor, rng: np.random.Generator, num_blocks: int = 64) -> None:
         self.executor = executor
-        self.free = rng.permutation(num_blocks).tolist()
+        self.groups = executor.kv_groups
+        self.free: list[list[int]] = [rng.permutation(num_blocks).tolist() for _ in self.groups]
 
     def step(self, chunks: Sequence[tuple[Running, int]]) -> None:
         """Each request computes so many of its tokens, or all it has; who has caught up samples one more."""
@@ -129,11 +129,28 @@ class Driver:
     def _row_step(self, request: Running, limit: int) -> RowStep:
         count = min(limit, len(request.tokens) - request.num_computed)
         first, last = request.num_computed, request.num_computed + count
-        new_blocks = [self.free.pop() for _ in range(-(-last // BLOCK_TOKENS) - len(request.blocks))]
-        request.blocks += new_blocks
+        if not request.started:
+            request.blocks, request.num_behind = [deque() for _ in self.groups], [0] * len(self.groups)
+        new_blocks = tuple(self._new_blocks(request, group, first, last) for group in range(len(self.groups)))
         request.num_computed = last
         request.started = True
-        return RowStep(request.row, first, count, tuple(new_blocks), samples=last == len(request.tokens))
+        return RowStep(request.row, first, count, new_blocks, samples=last == len(request.tokens))
+
+    def _new_blocks(self, request: Running, group: int, first: int, last: int) -> tuple[int, ...]:
+        blocks, free, window = request.blocks[group], self.free[group], self.groups[group].window
+        while window is not None and (request.num_behind[group] + 1) * BLOCK_TOKENS <= first - window + 1:
+            free.append(blocks.popleft())
+            request.num_behind[group] += 1
+        missing = -(-last // BLOCK_TOKENS) - request.num_behind[group] - len(blocks)
+        new_blocks = tuple(free.pop() for _ in range(missing))
+        blocks.extend(new_blocks)
+        return new_blocks
+
+    def preempt(self, request: Running) -> None:
+        """Everything computed is forgotten; the blocks come back."""
+        for free, blocks in zip(self.free, request.blocks, strict=True):
+            free[:0] = blocks
+        request.num_computed, request.started = 0, False
 
     def finish(self, request: Running, num_output: int, chunk: int = 64) -> list[int]:
         while len(request.output) < num_output:
@@ -160,6 +177,21 @@ def test_the_chunk_size_changes_no_token(executor: NativeExecutor, rng: np.rando
     expected = alone(executor, rng, prompt)
     request = Running(3, list(prompt))
     assert Driver(executor, rng).finish(request, 10, chunk) == expected
+
+
+def test_blocks_behind_a_window_may_be_used_again(isa: str, rng: np.random.Generator) -> None:
+    """Two long requests in as few blocks as their windows reach, against each alone with all its blocks."""
+    executor = executor_of(TinyModel(rng, FAMILIES["gemma3"]()), isa, threads=2, num_blocks=12)
+    full, sliding = executor.kv_groups
+    assert full.window is None and sliding.window == GEMMA.sliding_window
+    requests = [Running(row, list(prompt_of(rng, 60 - row))) for row in range(2)]
+    driver = Driver(executor, rng, num_blocks=12)
+    driver.free[1] = driver.free[1][:8]
+    for chunk in (16, 7, 13, 16, *[16] * 12):
+        driver.step([(request, chunk) for request in requests])
+    for request in requests:
+        scores = executor.score(request.tokens)
+        assert request.output == scores.argmax(-1)[-len(request.output) - 1 : -1].tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -189,7 +221,7 @@ def test_a_preempted_request_goes_on_with_the_same_tokens(executor: NativeExecut
     driver = Driver(executor, rng)
     request = Running(1, list(prompt), sampling)
     driver.finish(request, 4)
-    driver.free = request.preempt() + driver.free
+    driver.preempt(request)
     other = Running(1, list(prompt_of(rng, 33)))  # takes its row meanwhile
     driver.finish(other, 2)
     request.row = 5
@@ -264,34 +296,43 @@ def test_a_row_can_be_filled_to_the_last_token(executor: NativeExecutor, rng: np
 def test_empty_plans_and_plans_that_only_start(executor: NativeExecutor, rng: np.random.Generator) -> None:
     assert executor.execute(StepPlan((), ())).tokens == ()
     assert executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ())).tokens == ()
-    output = executor.execute(StepPlan((), (RowStep(0, 0, 3, (5,), samples=True),)))
+    output = executor.execute(StepPlan((), (RowStep(0, 0, 3, ((5,),), samples=True),)))
     assert output.tokens == (SampledToken(0, int(executor.score([1, 2, 3])[-1].argmax())),)
 
 
 def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
     """A fork: full blocks are shared, the last one is copied, and both go their own way from there."""
     executor = executor_of(model, isa, threads=2)
+    num_groups = len(executor.kv_groups)
     prompt, other = prompt_of(rng, 21), prompt_of(rng, 30)
-    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 21, (5, 9), samples=False),)))
-    executor.execute(StepPlan((), (), copies=(BlockCopy(9, 30), BlockCopy(30, 31))))
+    prefill = RowStep(0, 0, 21, ((5, 9),) * num_groups, samples=False)
+    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (prefill,)))
+    copies = [(BlockCopy(9, 30, group), BlockCopy(30, 31, group)) for group in range(num_groups)]
+    executor.execute(StepPlan((), (), copies=tuple(chain(*copies))))
     original, fork = RowStart(0, (*prompt, *other[:9]), GREEDY), RowStart(1, (*prompt, *other), GREEDY)
-    steps = (RowStep(0, 21, 9, (5, 9), samples=True), RowStep(1, 21, 30, (5, 31, 7, 8), samples=True))
+    steps = (
+        RowStep(0, 21, 9, ((5, 9),) * num_groups, samples=True),
+        RowStep(1, 21, 30, ((5, 31, 7, 8),) * num_groups, samples=True),
+    )
     output = executor.execute(StepPlan((original, fork), steps))
     expected = [executor.score(start.token_ids)[-1].argmax() for start in (original, fork)]
     assert [token.token_id for token in output.tokens] == expected
 
 
-@pytest.mark.parametrize("source, destination", [(64, 0), (0, 64), (-1, 0), (0, -1), (3, 3)])
-def test_impossible_copies_are_step_errors(executor: NativeExecutor, source: int, destination: int) -> None:
-    with pytest.raises(StepError, match=r"copy_(sources|destinations)\[1\] is|block 3 onto itself"):
-        executor.execute(StepPlan((), (), (BlockCopy(0, 1), BlockCopy(source, destination))))
+@pytest.mark.parametrize(
+    "copy",
+    [BlockCopy(64, 0), BlockCopy(0, 64), BlockCopy(-1, 0), BlockCopy(0, -1), BlockCopy(3, 3), BlockCopy(0, 1, 1)],
+)
+def test_impossible_copies_are_step_errors(executor: NativeExecutor, copy: BlockCopy) -> None:
+    with pytest.raises(StepError, match=r"copy_(groups|sources|destinations)\[1\] is|block 3 onto itself"):
+        executor.execute(StepPlan((), (), (BlockCopy(0, 1), copy)))
 
 
 def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng: np.random.Generator) -> None:
     """The copied block goes on to be written in the same step."""
     prompt = prompt_of(rng, 20)
-    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 18, (0, 1), samples=False),)))
-    plan = StepPlan((RowStart(1, prompt, GREEDY),), (RowStep(1, 18, 2, (0, 2), samples=True),), (BlockCopy(1, 2),))
+    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 18, ((0, 1),), samples=False),)))
+    plan = StepPlan((RowStart(1, prompt, GREEDY),), (RowStep(1, 18, 2, ((0, 2),), samples=True),), (BlockCopy(1, 2),))
     assert executor.execute(plan).tokens == (SampledToken(1, int(executor.score(prompt)[-1].argmax())),)
 
 
@@ -299,15 +340,16 @@ def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng:
     "starts, step, message",
     [
         ((), RowStep(8, 0, 1, (), True), r"rows \[8\] do not all exist"),
-        ((), RowStep(-1, 0, 1, (), True), r"rows \[-1\]"),
-        ((), RowStep(0, 0, 4, (0,), True), "but hold"),
-        ((), RowStep(0, -1, 1, (0,), True), "but hold"),
-        ((), RowStep(0, 0, 3, (64,), True), r"block_tables\[0\] is 64"),
-        ((), RowStep(0, 0, 3, tuple(range(7)), True), "given 7 blocks; it holds 6"),
-        ((RowStart(9, (1,), GREEDY),), RowStep(0, 0, 1, (0,), True), "row 9 does not exist"),
-        ((RowStart(1, (1,) * 98, GREEDY),), RowStep(1, 0, 1, (0,), True), "starts with 98 tokens"),
-        ((RowStart(1, (LLAMA.vocab_size,), GREEDY),), RowStep(1, 0, 1, (0,), True), r"token_ids\[0\] is 301"),
-        ((RowStart(1, (1,) * 65, GREEDY),), RowStep(1, 0, 65, tuple(range(5)), True), "more than a step can hold"),
+        ((), RowStep(-1, 0, 1, ((),), True), r"rows \[-1\]"),
+        ((), RowStep(0, 0, 4, ((0,),), True), "but hold"),
+        ((), RowStep(0, -1, 1, ((0,),), True), "but hold"),
+        ((), RowStep(0, 0, 3, ((0,), (0,)), True), "blocks of 2 layer groups; there are 1"),
+        ((), RowStep(0, 0, 3, ((64,),), True), r"block_tables\[0\] is 64"),
+        ((), RowStep(0, 0, 3, (tuple(range(7)),), True), "given 7 blocks; it holds 6"),
+        ((RowStart(9, (1,), GREEDY),), RowStep(0, 0, 1, ((0,),), True), "row 9 does not exist"),
+        ((RowStart(1, (1,) * 98, GREEDY),), RowStep(1, 0, 1, ((0,),), True), "starts with 98 tokens"),
+        ((RowStart(1, (LLAMA.vocab_size,), GREEDY),), RowStep(1, 0, 1, ((0,),), True), r"token_ids\[0\] is 301"),
+        ((RowStart(1, (1,) * 65, GREEDY),), RowStep(1, 0, 65, (tuple(range(5)),), True), "more than a step can hold"),
     ],
 )
 def test_plans_that_do_not_fit_are_step_errors(
@@ -316,7 +358,7 @@ def test_plans_that_do_not_fit_are_step_errors(
     executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ()))
     with pytest.raises(StepError, match=message):
         executor.execute(StepPlan(starts, (step,)))
-    executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), (RowStep(0, 0, 3, (5,), samples=True),)))
+    executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), (RowStep(0, 0, 3, ((5,),), samples=True),)))
 
 
 def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> None:
@@ -326,12 +368,12 @@ def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> No
         executor.execute(StepPlan((), ()))
     with pytest.raises(InvalidValueError, match="no tokens"):
         executor.score([])
-    executor.allocate(4, 2, 8, 32)
+    executor.allocate([4], 2, 8, 32)
     with pytest.raises(EngineError, match="already been allocated"):
-        executor.allocate(4, 2, 8, 32)
+        executor.allocate([4], 2, 8, 32)
     executor.close()
     with pytest.raises(EngineError, match="closed"):
-        executor.execute(StepPlan((RowStart(0, (1,), GREEDY),), (RowStep(0, 0, 1, (0,), True),)))
+        executor.execute(StepPlan((RowStart(0, (1,), GREEDY),), (RowStep(0, 0, 1, ((0,),), True),)))
 
 
 def test_models_that_cannot_run_are_refused(isa: str, rng: np.random.Generator) -> None:
@@ -361,7 +403,8 @@ def test_packing_reports_its_progress_and_size(isa: str, rng: np.random.Generato
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert seen[-1] == (total, total) and len(seen) == len(model.tensors)
     assert executor.weight_bytes >= total
-    assert executor.kv_block_bytes == 2 * LLAMA.num_layers * LLAMA.num_kv_heads * LLAMA.head_size * BLOCK_TOKENS * 2
+    page_bytes = 2 * LLAMA.num_kv_heads * LLAMA.head_size * BLOCK_TOKENS * 2
+    assert executor.kv_groups == (KvGroup(LLAMA.num_layers, None, LLAMA.num_layers * page_bytes),)
     assert executor.isa == isa
 
 

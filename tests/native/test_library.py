@@ -13,18 +13,13 @@ import pytest
 
 from octavo.backends.native import abi, instructions
 from octavo.backends.native.assemble import ACTIVATIONS
-from octavo.backends.native.library import (
-    Context,
-    KvCache,
-    PackedWeight,
-    Peak,
-    dequantize,
-    kv_block_bytes,
-    supported_isas,
-)
+from octavo.backends.native.kv_layout import KvLayout
+from octavo.backends.native.library import Context, KvCache, PackedWeight, Peak, dequantize, supported_isas
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, OctavoError, UnsupportedModelError
+from octavo.graph.ops import KvLayer
 from octavo.quant.gguf import Layout, layout_of
+from octavo.step import KvGroup
 from octavo.weights.gguf import GGUFType
 from tests.native.harness import random_tensor
 
@@ -32,6 +27,7 @@ HEADER = Path(__file__).parents[2] / "csrc" / "include" / "octavo.h"
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "oct_buffer": abi.Buffer,
+    "oct_kv_group": abi.KvGroup,
     "oct_embed": abi.Embed,
     "oct_rotary_table": abi.RotaryTable,
     "oct_rms_norm": abi.RmsNorm,
@@ -218,16 +214,37 @@ def test_many_small_weights_take_little_more_than_their_bytes() -> None:
 
 def test_kv_memory_is_resident_only_where_written() -> None:
     before = resident_bytes()
-    cache = KvCache(8, 4096, 4, 64)
-    assert kv_block_bytes(8, 4, 64) == 2 * 8 * 4 * 64 * 16 * 2
+    layout = KvLayout([KvLayer(index, 4, 64) for index in range(8)])
+    cache = layout.cache([4096])
+    assert layout.groups == (KvGroup(8, None, 2 * 8 * 4 * 64 * 16 * 2),)
     assert resident_bytes() - before < 16 << 20
     cache.close()
 
 
-@pytest.mark.parametrize("geometry", [(0, 1, 1, 64), (1, 0, 1, 64), (1, 1, 0, 64), (1, 1, 1, 63), (1, 1, 1, -2)])
-def test_impossible_kv_caches_are_refused(geometry: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize("group", [(0, 1, 64, 0), (1, 0, 64, 0), (1, 1, 63, 0), (1, 1, -2, 0), (1, 1, 64, -1)])
+def test_impossible_kv_caches_are_refused(group: tuple[int, int, int, int]) -> None:
     with pytest.raises(OctavoError, match="KV cache"):
-        KvCache(*geometry)
+        KvCache([abi.KvGroup(*group)], [0])
+
+
+@pytest.mark.parametrize(("layer_groups", "message"), [([], "without layers"), ([0, 1], "layer 1 .* in group 1")])
+def test_kv_layers_without_a_group_are_refused(layer_groups: list[int], message: str) -> None:
+    with pytest.raises(OctavoError, match=message):
+        KvCache([abi.KvGroup(1, 1, 64, 0)], layer_groups)
+
+
+def test_layers_are_grouped_by_window_and_shape() -> None:
+    windows = [512, None, 100, 512, None]
+    layers = [KvLayer(index, 2, 64, window) for index, window in enumerate(windows)] + [KvLayer(5, 1, 64)]
+    page = 2 * 2 * 64 * 16 * 2
+    assert KvLayout(layers).groups == (
+        KvGroup(2, None, 2 * page),
+        KvGroup(1, None, page // 2),
+        KvGroup(2, 512, 2 * page),
+        KvGroup(1, 100, page),
+    )
+    with pytest.raises(OctavoError, match="not from 0 on"):
+        KvLayout(layers[1:])
 
 
 def resident_bytes() -> int:

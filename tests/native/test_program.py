@@ -11,12 +11,23 @@ import pytest
 from octavo.backends.native import instructions as op
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import Buffer, Operation, ProgramText
-from octavo.backends.native.library import Context, KvCache, PackedWeight, Program
+from octavo.backends.native.library import Context, PackedWeight, Program
 from octavo.errors import EngineError, StepError
 from octavo.graph.ops import KvLayer, Rotary
 from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
-from tests.native.harness import F32, LOGIT_ROWS, OPERAND_BF16, OPERAND_INT8, Chunk, Sampling, Step, random_tensor, run
+from tests.native.harness import (
+    F32,
+    LOGIT_ROWS,
+    OPERAND_BF16,
+    OPERAND_INT8,
+    Chunk,
+    Sampling,
+    Step,
+    kv_cache,
+    random_tensor,
+    run,
+)
 
 KV = KvLayer(index=0, num_kv_heads=2, head_size=16)
 BUFFERS = [
@@ -47,7 +58,7 @@ def small() -> Callable[..., Program]:
         return assemble(
             ProgramText(tuple(BUFFERS), tuple(op.Instruction(operation) for operation in operations)),
             context,
-            KvCache(1, 4, KV.num_kv_heads, KV.head_size) if kv else None,
+            kv_cache([KV], 4) if kv else None,
             weights=weights,
             vectors={"ones": np.ones(64, np.float32)},
             max_tokens=max_tokens,
@@ -157,6 +168,7 @@ CORRUPTIONS: list[tuple[str, int, float, str]] = [
     ("query_starts", 2, 4, r"query_starts\[2\] is 4; it must be from 5 to 5"),
     ("block_tables", 0, 4, r"block_tables\[0\] is 4; it must be from 0 to 3"),
     ("block_tables", 1, -1, r"block_tables\[1\] is -1"),
+    ("table_rows", 1, 2, r"table_rows\[1\] is 2; it must be from 0 to 1"),
     ("logit_rows", 1, 5, r"logit_rows\[1\] is 5"),
     ("logit_rows", 1, 2, r"logit_rows\[1\] is 2; it must be from 3 to 4"),
     ("temperatures", 0, -1.0, r"temperatures\[0\] is -1"),
@@ -186,6 +198,8 @@ def test_steps_out_of_range_are_errors_and_do_no_harm(
         ("num_logit_rows", 5, "num_logit_rows is 5; it must be from 0 to 4"),
         ("num_requests", 0, "tokens but no requests"),
         ("max_blocks", 0, r"positions\[2\] is 17"),
+        ("num_table_rows", 1, r"table_rows\[1\] is 1; it must be from 0 to 0"),
+        ("table_rows", None, "has no table_rows"),
         ("token_ids", None, "has no token_ids"),
         ("seeds", None, "has no seeds"),
     ],

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from octavo.backends.native.instructions import Attention, Buffer, Operation, RopeKv, RotaryTable
-from octavo.backends.native.library import Context, FloatArray, KvCache
+from octavo.backends.native.library import Context, FloatArray
 from octavo.graph.ops import KvLayer, Rotary
-from tests.native.harness import F32, Chunk, Step, num_blocks_for, run
+from tests.native.harness import F32, Chunk, Step, kv_cache, num_blocks_for, run
 from tests.native.reference import attention, rms_norm, rope, rotary_table
 
 EPSILON = 1e-6
@@ -58,7 +58,7 @@ def test_q_is_normed_and_rotated_in_place(
         Step(chunks),
         inputs={0: qkv},
         vectors={"q": weights[0], "k": weights[1]},
-        kv=KvCache(1, 8, 2, head_size),
+        kv=kv_cache([kv], 8),
     ).buffers[0]
     want = torch.from_numpy(qkv).double()[:, : heads * head_size].reshape(6, heads, head_size)
     if norms:
@@ -69,7 +69,7 @@ def test_q_is_normed_and_rotated_in_place(
 
 def test_v_is_stored_rounded_to_bf16(context: Context, rng: np.random.Generator) -> None:
     """A query that sees only itself returns its v."""
-    kv = KvLayer(1, 3, 20, window=1)
+    kv = KvLayer(0, 3, 20, window=1)
     qkv = rng.standard_normal((50, 9 * 20)).astype(np.float32)
     found = run(
         context,
@@ -77,7 +77,7 @@ def test_v_is_stored_rounded_to_bf16(context: Context, rng: np.random.Generator)
         [RopeKv(0, None, 3, kv), Attention(0, 1, 3, kv, 0.2)],
         Step([Chunk(33, 3, [4, 0, 6]), Chunk(1, 47, [1, 2, 3]), Chunk(16, 16, [7, 5])]),
         inputs={0: qkv},
-        kv=KvCache(2, 8, 3, 20),
+        kv=kv_cache([kv], 8),
     ).buffers[1]
     want = torch.from_numpy(qkv[:, 6 * 20 :]).bfloat16().float()
     np.testing.assert_array_equal(found, want.numpy())
@@ -99,7 +99,7 @@ def test_k_is_normed_rotated_and_stored(context: Context, head_size: int, rng: n
         Step([Chunk(length, 0, blocks)]),
         inputs={0: qkv},
         vectors={"q": norms[0], "k": norms[1]},
-        kv=KvCache(1, len(blocks), groups, head_size),
+        kv=kv_cache([kv], len(blocks)),
     ).buffers[2]
     x = torch.from_numpy(qkv).double().reshape(length, -1, head_size)
     table = rotary_table(range(length), rotary.inverse_frequencies)

@@ -17,6 +17,10 @@ class Buffer(Structure):
     _fields_ = [("kind", c_int32), ("row_space", c_int32), ("columns", c_int32)]
 
 
+class KvGroup(Structure):
+    _fields_ = [("num_blocks", c_int32), ("num_kv_heads", c_int32), ("head_size", c_int32), ("window", c_int32)]
+
+
 class Embed(Structure):
     _fields_ = [("dst", c_int32), ("scale", c_float), ("weight", c_pointer)]
 
@@ -89,7 +93,6 @@ class Attention(Structure):
         ("num_kv_heads", c_int32),
         ("head_size", c_int32),
         ("kv_layer", c_int32),
-        ("window", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
     ]
@@ -132,10 +135,12 @@ class Step(Structure):
         ("num_requests", c_int32),
         ("num_logit_rows", c_int32),
         ("max_blocks", c_int32),
+        ("num_table_rows", c_int32),
         ("token_ids", c_pointer),  # int32
         ("positions", c_pointer),  # int32
         ("query_starts", c_pointer),  # int32
         ("block_tables", c_pointer),  # int32
+        ("table_rows", c_pointer),  # int32
         ("logit_rows", c_pointer),  # int32
         ("temperatures", c_pointer),  # float
         ("top_ks", c_pointer),  # int32
@@ -147,6 +152,7 @@ class Step(Structure):
         ("bias_token_ids", c_pointer),  # int32
         ("bias_values", c_pointer),  # float
         ("num_copies", c_int32),
+        ("copy_groups", c_pointer),  # int32
         ("copy_sources", c_pointer),  # int32
         ("copy_destinations", c_pointer),  # int32
         ("sampled_token_ids", c_pointer),  # int32
@@ -166,8 +172,8 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "oct_weight_bytes": (c_int64, [c_void_p]),
     "oct_weight_destroy": (None, [c_void_p]),
     "oct_gguf_dequantize": (c_int, [c_int, c_void_p, c_int64, c_void_p]),
-    "oct_kv_cache_create": (c_void_p, [c_int, c_int, c_int, c_int]),
-    "oct_kv_block_bytes": (c_int64, [c_int, c_int, c_int]),
+    "oct_kv_cache_create": (c_void_p, [POINTER(KvGroup), c_int, POINTER(c_int32), c_int]),
+    "oct_kv_page_bytes": (c_int64, [POINTER(KvGroup)]),
     "oct_kv_cache_destroy": (None, [c_void_p]),
     "oct_program_create": (
         c_void_p,

@@ -131,7 +131,6 @@ class _Assembler:
             op.kv.num_kv_heads,
             op.kv.head_size,
             op.kv.index,
-            op.kv.window or 0,
             op.scale,
             op.softcap or 0.0,
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import ProgramText
+from octavo.backends.native.kv_layout import KvLayout
 from octavo.backends.native.library import (
     Context,
     FloatArray,
@@ -16,17 +17,15 @@ from octavo.backends.native.library import (
     PackedWeight,
     Program,
     dequantize,
-    kv_block_bytes,
 )
 from octavo.backends.native.lower import lower
 from octavo.backends.native.rows import Rows
 from octavo.backends.native.step_arrays import StepArrays
 from octavo.config import BLOCK_TOKENS
-from octavo.errors import EngineError, InvalidValueError, UnsupportedModelError
-from octavo.graph.ops import KvLayer
+from octavo.errors import EngineError, InvalidValueError
 from octavo.graph.trace import trace
 from octavo.quant.gguf import layout_of
-from octavo.step import SampledToken, StepOutput, StepPlan
+from octavo.step import KvGroup, SampledToken, StepOutput, StepPlan
 from octavo.weights.checkpoint import Checkpoint, StoredTensor
 
 Progress = Callable[[int, int], None]  # bytes of the file packed so far, and of all
@@ -54,7 +53,7 @@ class NativeExecutor:
     ) -> None:
         model = checkpoint.model
         self.vocab_size = model.vocab_size
-        self._kv_geometry = _KvGeometry(model.kv_layers)
+        self._kv_layout = KvLayout(model.kv_layers)
         matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
         layouts = {name: layout_of(tensor.encoding, activation_dtype) for name, tensor in matrices.items()}
         self._text = lower(trace(model), layouts)
@@ -91,22 +90,24 @@ class NativeExecutor:
         return vectors + sum(weight.bytes for weight in self._weights.values())
 
     @property
-    def kv_block_bytes(self) -> int:
-        """Memory of one block of 16 tokens, over all layers."""
-        return self._kv_geometry.block_bytes
+    def kv_groups(self) -> tuple[KvGroup, ...]:
+        """The groups of layers of the KV cache: whole context first, then sliding windows."""
+        return self._kv_layout.groups
 
-    def allocate(self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
-        """Makes the KV cache, the rows and the arena. Call it once."""
+    def allocate(
+        self, num_blocks: Sequence[int], max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+    ) -> None:
+        """Makes the KV cache, with `num_blocks[n]` blocks for layer group n, the rows and the arena. Call it once."""
         if self._program is not None:
             raise EngineError("the executor has already been allocated")
-        self._rows = Rows(max_num_seqs, max_model_len)
+        self._rows = Rows(max_num_seqs, max_model_len, len(self.kv_groups))
         self._arrays = StepArrays(
             max_tokens=max_num_batched_tokens,
             max_requests=max_num_seqs,
-            max_blocks=self._rows.max_blocks,
+            block_tables=self._rows.block_tables,
             max_logit_rows=max_num_seqs,
         )
-        kv = self._kv_geometry.cache(num_blocks)
+        kv = self._kv_layout.cache(num_blocks)
         self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_seqs)
 
     def execute(self, plan: StepPlan) -> StepOutput:
@@ -133,19 +134,19 @@ class NativeExecutor:
         if num_tokens == 0:
             raise InvalidValueError("there are no tokens to score")
         num_blocks = -(-num_tokens // BLOCK_TOKENS)
-        kv = self._kv_geometry.cache(num_blocks)
+        num_groups = len(self.kv_groups)
+        kv = self._kv_layout.cache([num_blocks] * num_groups)
         program = self._assemble(self._text, kv, SCORE_CHUNK_TOKENS, SCORE_CHUNK_TOKENS)
         arrays = StepArrays(
             max_tokens=SCORE_CHUNK_TOKENS,
             max_requests=1,
-            max_blocks=num_blocks,
+            block_tables=np.tile(np.arange(num_blocks, dtype=np.int32), (num_groups, 1, 1)),
             max_logit_rows=SCORE_CHUNK_TOKENS,
         )
-        arrays.block_tables[:] = np.arange(num_blocks)
         logits: FloatArray = np.empty((num_tokens, self.vocab_size), np.float32)
         for first in range(0, num_tokens, SCORE_CHUNK_TOKENS):
             chunk = np.asarray(token_ids[first : first + SCORE_CHUNK_TOKENS], np.int32)
-            _score_chunk(program, arrays, chunk, first, num_blocks, logits)
+            _score_chunk(program, arrays, chunk, first, logits)
         program.close()
         kv.close()
         return logits
@@ -168,24 +169,6 @@ class NativeExecutor:
             max_tokens=max_tokens,
             max_logit_rows=max_logit_rows,
         )
-
-
-class _KvGeometry:
-    """What all layers of the KV cache have in common. Raises `UnsupportedModelError` when they differ."""
-
-    def __init__(self, layers: Sequence[KvLayer]) -> None:
-        shapes = {(layer.num_kv_heads, layer.head_size) for layer in layers}
-        if len(shapes) != 1:
-            raise UnsupportedModelError(f"the KV layers of a model must all have one shape, not {sorted(shapes)}")
-        ((self.num_kv_heads, self.head_size),) = shapes
-        self.num_layers = 1 + max(layer.index for layer in layers)
-
-    @property
-    def block_bytes(self) -> int:
-        return kv_block_bytes(self.num_layers, self.num_kv_heads, self.head_size)
-
-    def cache(self, num_blocks: int) -> KvCache:
-        return KvCache(self.num_layers, num_blocks, self.num_kv_heads, self.head_size)
 
 
 class _ProgressReport:
@@ -213,7 +196,6 @@ def _score_chunk(
     arrays: StepArrays,
     token_ids: np.typing.NDArray[np.int32],
     first: int,
-    num_blocks: int,
     logits: FloatArray,
 ) -> None:
     """Computes tokens first .. first + len(token_ids) and writes their logits to the same rows of `logits`."""
@@ -222,6 +204,6 @@ def _score_chunk(
     arrays.positions[:count] = np.arange(first, first + count)
     arrays.query_starts[:] = (0, count)
     arrays.logit_rows[:count] = np.arange(count)
-    arrays.set_counts(num_tokens=count, num_requests=1, num_logit_rows=count, max_blocks=num_blocks)
+    arrays.set_counts(num_tokens=count, num_requests=1, num_logit_rows=count)
     arrays.struct.logits = logits[first:].ctypes.data
     program.run(arrays.struct)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache
 from math import prod
@@ -138,16 +138,22 @@ class PackedWeight(_Owner):
 
 
 class KvCache(_Owner):
-    """Keys and values of every layer, in blocks of 16 tokens; memory becomes resident as blocks are written."""
+    """Keys and values of every layer, in blocks of 16 tokens; memory becomes resident as blocks are written.
 
-    def __init__(self, num_layers: int, num_blocks: int, num_kv_heads: int, head_size: int) -> None:
-        handle = library().oct_kv_cache_create(num_layers, num_blocks, num_kv_heads, head_size)
+    `layer_groups[n]` is the group of layer n, which says how many blocks it has and of what shape.
+    Raises `ConfigError` for groups that cannot be.
+    """
+
+    def __init__(self, groups: Sequence[abi.KvGroup], layer_groups: Sequence[int]) -> None:
+        group_array = (abi.KvGroup * len(groups))(*groups)
+        layer_array = (ctypes.c_int32 * len(layer_groups))(*layer_groups)
+        handle = library().oct_kv_cache_create(group_array, len(groups), layer_array, len(layer_groups))
         super().__init__(_created(handle, ConfigError), library().oct_kv_cache_destroy)
 
 
-def kv_block_bytes(num_layers: int, num_kv_heads: int, head_size: int) -> int:
-    """What one block of 16 tokens takes, over all layers."""
-    return int(library().oct_kv_block_bytes(num_layers, num_kv_heads, head_size))
+def kv_page_bytes(group: abi.KvGroup) -> int:
+    """What one block of 16 tokens takes in one layer of the group."""
+    return int(library().oct_kv_page_bytes(ctypes.byref(group)))
 
 
 class Program(_Owner):

@@ -31,17 +31,20 @@ class _Forbidden:
 
 
 class Rows:
-    """Tokens, block tables and sampling parameters of up to `max_num_seqs` requests of up to `max_model_len` tokens."""
+    """Tokens, block tables and sampling parameters of up to `max_num_seqs` requests of up to `max_model_len` tokens.
 
-    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+    `block_tables` [layer groups, rows, blocks of a row] are what a step's `table_rows` pick from.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, num_groups: int) -> None:
         self.max_num_seqs = max_num_seqs
-        self.max_blocks = -(-max_model_len // BLOCK_TOKENS)
+        max_blocks = -(-max_model_len // BLOCK_TOKENS)
         self._token_ids: Int32Array = np.zeros(
             (max_num_seqs, max_model_len + 1), np.int32
         )  # the last is never computed
         self._num_tokens: IndexArray = np.zeros(max_num_seqs, np.int64)
-        self._block_tables: Int32Array = np.zeros((max_num_seqs, self.max_blocks), np.int32)
-        self._num_blocks = [0] * max_num_seqs
+        self.block_tables: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self._num_blocks = [[0] * num_groups for _ in range(max_num_seqs)]
         self._temperatures = np.zeros(max_num_seqs, np.float32)
         self._top_ks = np.zeros(max_num_seqs, np.int32)
         self._top_ps = np.ones(max_num_seqs, np.float32)
@@ -58,7 +61,7 @@ class Rows:
             raise StepError(f"row {row} starts with {num_tokens} tokens; it holds {self._token_ids.shape[1]}")
         self._token_ids[row, :num_tokens] = start.token_ids
         self._num_tokens[row] = num_tokens
-        self._num_blocks[row] = 0
+        self._num_blocks[row] = [0] * len(self.block_tables)
         sampling = start.sampling
         self._temperatures[row] = sampling.temperature
         self._top_ks[row] = min(max(sampling.top_k, 0), _INT32_MAX)
@@ -81,7 +84,7 @@ class Rows:
             if step.new_block_ids:
                 self._append_blocks(step.row, step.new_block_ids)
         num_tokens = self._gather_tokens(rows, starts, counts, arrays)
-        max_blocks = self._gather_blocks(rows, ends, arrays)
+        arrays.table_rows[: len(rows)] = rows
         sampling_rows = rows[samples]
         self._gather_sampling(sampling_rows, ends[samples], arrays)
         arrays.logit_rows[: len(sampling_rows)] = arrays.query_starts[1 : len(rows) + 1][samples] - 1
@@ -89,7 +92,6 @@ class Rows:
             num_tokens=num_tokens,
             num_requests=len(rows),
             num_logit_rows=len(sampling_rows),
-            max_blocks=max_blocks,
         )
         return sampling_rows
 
@@ -110,13 +112,17 @@ class Rows:
                 f"rows {numbers} compute tokens {starts.tolist()} to {ends.tolist()}, but hold {held.tolist()}"
             )
 
-    def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
-        first = self._num_blocks[row]
-        last = first + len(block_ids)
-        if last > self.max_blocks:
-            raise StepError(f"row {row} is given {last} blocks; it holds {self.max_blocks}")
-        self._block_tables[row, first:last] = block_ids
-        self._num_blocks[row] = last
+    def _append_blocks(self, row: int, block_ids: tuple[tuple[int, ...], ...]) -> None:
+        num_groups, _, max_blocks = self.block_tables.shape
+        if len(block_ids) != num_groups:
+            raise StepError(f"row {row} is given blocks of {len(block_ids)} layer groups; there are {num_groups}")
+        num_blocks = self._num_blocks[row]
+        for group, new_block_ids in enumerate(block_ids):
+            first, last = num_blocks[group], num_blocks[group] + len(new_block_ids)
+            if last > max_blocks:
+                raise StepError(f"row {row} is given {last} blocks; it holds {max_blocks}")
+            self.block_tables[group, row, first:last] = new_block_ids
+            num_blocks[group] = last
 
     def _gather_tokens(self, rows: IndexArray, starts: IndexArray, counts: IndexArray, arrays: StepArrays) -> int:
         query_starts = arrays.query_starts[: len(rows) + 1]
@@ -128,13 +134,6 @@ class Rows:
         arrays.positions[:num_tokens] = positions
         arrays.token_ids[:num_tokens] = self._token_ids[np.repeat(rows, counts), positions]
         return num_tokens
-
-    def _gather_blocks(self, rows: IndexArray, ends: IndexArray, arrays: StepArrays) -> int:
-        """Copies the block tables as far as any row needs them: that many blocks."""
-        max_blocks = -(-int(ends.max(initial=0)) // BLOCK_TOKENS)
-        tables = arrays.block_tables[: len(rows) * max_blocks].reshape(len(rows), max_blocks)
-        tables[...] = self._block_tables[rows, :max_blocks]
-        return max_blocks
 
     def _gather_sampling(self, rows: IndexArray, num_tokens: IndexArray, arrays: StepArrays) -> None:
         count = len(rows)

@@ -15,16 +15,18 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class StepArrays:
-    """Room for `max_tokens` tokens of `max_requests` requests with `max_blocks` blocks each, and for logit rows.
+    """Room for `max_tokens` tokens of `max_requests` requests, and for logit rows.
 
+    `block_tables` [layer groups, rows, blocks of a row] are the caller's to change; `table_rows` picks from them.
     Fill the beginning of each array and the counts of `struct`, then run the program with `struct`.
     """
 
-    def __init__(self, *, max_tokens: int, max_requests: int, max_blocks: int, max_logit_rows: int) -> None:
+    def __init__(self, *, max_tokens: int, max_requests: int, block_tables: Int32Array, max_logit_rows: int) -> None:
         self.token_ids: Int32Array = np.zeros(max_tokens, np.int32)
         self.positions: Int32Array = np.zeros(max_tokens, np.int32)
         self.query_starts: Int32Array = np.zeros(max_requests + 1, np.int32)
-        self.block_tables: Int32Array = np.zeros(max_requests * max_blocks, np.int32)
+        self.block_tables = block_tables
+        self.table_rows: Int32Array = np.zeros(max_requests, np.int32)
         self.logit_rows: Int32Array = np.zeros(max_logit_rows, np.int32)
         self.temperatures: FloatArray = np.zeros(max_logit_rows, np.float32)
         self.top_ks: Int32Array = np.zeros(max_logit_rows, np.int32)
@@ -35,13 +37,16 @@ class StepArrays:
         self.bias_starts: Int32Array = np.zeros(max_logit_rows + 1, np.int32)
         self.bias_token_ids: Int32Array = np.zeros(0, np.int32)
         self.bias_values: FloatArray = np.zeros(0, np.float32)
-        self.copies: Int32Array = np.zeros((2, 0), np.int32)
+        self.copies: Int32Array = np.zeros((3, 0), np.int32)
         self.sampled_token_ids: Int32Array = np.zeros(max_logit_rows, np.int32)
         self.struct = abi.Step(
+            num_table_rows=block_tables.shape[1],
+            max_blocks=block_tables.shape[2],
             token_ids=self.token_ids.ctypes.data,
             positions=self.positions.ctypes.data,
             query_starts=self.query_starts.ctypes.data,
             block_tables=self.block_tables.ctypes.data,
+            table_rows=self.table_rows.ctypes.data,
             logit_rows=self.logit_rows.ctypes.data,
             temperatures=self.temperatures.ctypes.data,
             top_ks=self.top_ks.ctypes.data,
@@ -53,19 +58,21 @@ class StepArrays:
             sampled_token_ids=self.sampled_token_ids.ctypes.data,
         )
 
-    def set_counts(self, *, num_tokens: int, num_requests: int, num_logit_rows: int, max_blocks: int) -> None:
-        """How much of the arrays is filled; rows of `block_tables` are `max_blocks` long this time."""
+    def set_counts(self, *, num_tokens: int, num_requests: int, num_logit_rows: int) -> None:
+        """How much of the arrays is filled."""
         self.struct.num_tokens = num_tokens
         self.struct.num_requests = num_requests
         self.struct.num_logit_rows = num_logit_rows
-        self.struct.max_blocks = max_blocks
 
     def set_copies(self, copies: Sequence[BlockCopy]) -> None:
         """The blocks to copy before the step."""
         self.struct.num_copies = len(copies)
         if copies:
-            self.copies = np.array([[copy.source for copy in copies], [copy.destination for copy in copies]], np.int32)
-            self.struct.copy_sources, self.struct.copy_destinations = (row.ctypes.data for row in self.copies)
+            fields = [(copy.group, copy.source, copy.destination) for copy in copies]
+            self.copies = np.array(fields, np.int32).T.copy()
+            groups, sources, destinations = (row.ctypes.data for row in self.copies)
+            self.struct.copy_groups = groups
+            self.struct.copy_sources, self.struct.copy_destinations = sources, destinations
 
     def set_biases(self, token_ids: Int32Array, values: FloatArray) -> None:
         """The biases that `bias_starts` points into; kept until the next call."""
