@@ -46,6 +46,7 @@ class RowStep:
 
     `new_block_ids` are appended to the row's block tables before the step (after a RowStart they are empty): one tuple
     for each layer group, or () when no group gets any. Where no query of the step sees a block, its id may be anything.
+    `new_token_ids` are appended to the row's tokens before the step: those that became known without being sampled.
     With `samples`, the last of these tokens is the newest one known and the next is sampled after it; the backend
     appends the sampled token to the row's tokens.
     """
@@ -55,6 +56,7 @@ class RowStep:
     num_tokens: int
     new_block_ids: tuple[tuple[int, ...], ...]
     samples: bool
+    new_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

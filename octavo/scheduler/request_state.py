@@ -11,7 +11,8 @@ class RequestState:
     """A request in the scheduler: its tokens so far, how many of them are computed, its row and its blocks.
 
     `num_computed_tokens` chases `num_tokens`; whether that is a prompt, a reply or the recomputation after a preemption
-    makes no difference. `num_start_tokens` is how many tokens were known when the request took its row.
+    makes no difference. `num_start_tokens` is how many tokens were known when the request took its row,
+    `num_row_tokens` how many the row knows by now: tokens added by `extend` reach it with the next step.
     """
 
     __slots__ = (
@@ -19,6 +20,7 @@ class RequestState:
         "forbidden_token_ids",
         "min_total_tokens",
         "num_computed_tokens",
+        "num_row_tokens",
         "num_start_tokens",
         "request",
         "request_id",
@@ -31,6 +33,7 @@ class RequestState:
         self.request_id = request.request_id
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_row_tokens = 0
         self.num_start_tokens = 0
         self.row: int | None = None
         self.blocks = blocks
@@ -46,10 +49,23 @@ class RequestState:
 
     def take_row(self, row: int) -> RowStart:
         self.row = row
-        self.num_start_tokens = len(self.token_ids)
+        self.num_start_tokens = self.num_row_tokens = len(self.token_ids)
         return RowStart(
             row, tuple(self.token_ids), self.request.sampling, self.forbidden_token_ids, self.min_total_tokens
         )
+
+    def append_sampled(self, token_id: int) -> None:
+        """Takes in a token that its row has sampled, and so knows."""
+        self.token_ids.append(token_id)
+        self.num_row_tokens += 1
+
+    def take_new_tokens(self) -> tuple[int, ...]:
+        """The tokens that the row does not know yet; it is told of them now."""
+        if self.num_row_tokens == len(self.token_ids):
+            return ()
+        new_token_ids = tuple(self.token_ids[self.num_row_tokens :])
+        self.num_row_tokens = len(self.token_ids)
+        return new_token_ids
 
     def leave_row(self) -> None:
         """Forgets everything but the tokens: blocks go back, and what was computed in them is lost."""

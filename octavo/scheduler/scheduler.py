@@ -5,13 +5,15 @@ each step hands out its token budget: to the running requests, then to waiting o
 whose last known token is computed in a step gets a new one at its end.
 
 Two facts follow from first come first served and hold after every call: the running requests are exactly the oldest
-ones, in order of arrival, and only the youngest of them can have more than one token left to compute. So those that
-decode are always served before the one that prefills, and the one to preempt is always the last.
+ones, in order of arrival, and of them only the youngest, and those that were given tokens by `extend`, can have more
+than one token left to compute. So those that decode are always served before the one that prefills, and the one to
+preempt is always the last.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.config import BLOCK_TOKENS
@@ -25,10 +27,11 @@ from octavo.step import RowStart, RowStep, StepOutput, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token that a request got in a step."""
+    """A token that a request got in a step. After the `last` one its answer is complete."""
 
     request_id: str
     token_id: int
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +143,14 @@ class Scheduler:
                 continue
             state.num_computed_tokens += step.num_tokens
             if token is not None:
-                state.token_ids.append(token.token_id)
+                state.append_sampled(token.token_id)
                 new_tokens.append(NewToken(state.request_id, token.token_id))
         return new_tokens
+
+    def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Tokens that follow without being sampled: the next steps compute them like any others that are known."""
+        state = self._running.get(request_id) or self._waiting[request_id]
+        state.token_ids.extend(token_ids)
 
     @property
     def step_request_ids(self) -> list[str]:
@@ -186,7 +194,7 @@ class Scheduler:
         assert state.row is not None
         new_block_ids = state.blocks.append(num_new_blocks) if num_new_blocks else ()
         samples = computed + num_tokens == len(state.token_ids)
-        draft.steps.append(RowStep(state.row, computed, num_tokens, new_block_ids, samples))
+        draft.steps.append(RowStep(state.row, computed, num_tokens, new_block_ids, samples, state.take_new_tokens()))
         draft.states.append(state)
         draft.budget -= num_tokens
         if computed < state.num_start_tokens:

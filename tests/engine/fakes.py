@@ -87,6 +87,7 @@ class FakeExecutor:
         assert {start.row for start in plan.starts} <= set(rows), "a row starts without a step"
         for step in plan.steps:
             self.rows[step.row].block_ids += chain(*step.new_block_ids)
+            self.rows[step.row].token_ids += step.new_token_ids
         held = [block_id for row in rows for block_id in self.rows[row].block_ids]
         assert len(held) == len(set(held)), "a block is in the tables of two rows of one batch"
         assert all(0 <= block_id < self.num_blocks for block_id in held)

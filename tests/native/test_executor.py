@@ -300,6 +300,17 @@ def test_empty_plans_and_plans_that_only_start(executor: NativeExecutor, rng: np
     assert output.tokens == (SampledToken(0, int(executor.score([1, 2, 3])[-1].argmax())),)
 
 
+def test_tokens_given_between_steps_are_computed(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    prompt, given = prompt_of(rng, 9), tuple(prompt_of(rng, 5))
+    executor.execute(
+        StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 9, ((5,),) * len(executor.kv_groups), True),))
+    )
+    sampled = int(executor.score(prompt)[-1].argmax())
+    step = RowStep(0, 9, 6, (), samples=True, new_token_ids=given)
+    output = executor.execute(StepPlan((), (step,)))
+    assert output.tokens == (SampledToken(0, int(executor.score([*prompt, sampled, *given])[-1].argmax())),)
+
+
 def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
     """A fork: full blocks are shared, the last one is copied, and both go their own way from there."""
     executor = executor_of(model, isa, threads=2)

@@ -79,6 +79,9 @@ class Rows:
         counts = np.array([step.num_tokens for step in steps], np.int64)
         samples = np.array([step.samples for step in steps], np.bool_)
         ends = starts + counts
+        for step in steps:
+            if step.new_token_ids:
+                self._append_known(step.row, step.new_token_ids)
         self._check(rows, starts, ends)
         for step in steps:
             if step.new_block_ids:
@@ -99,6 +102,17 @@ class Rows:
         """Each row now knows one more token."""
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
+
+    def _append_known(self, row: int, token_ids: tuple[int, ...]) -> None:
+        """Tokens that were not sampled."""
+        if not 0 <= row < self.max_num_seqs:
+            raise StepError(f"row {row} does not exist; there are {self.max_num_seqs}")
+        first = self._num_tokens[row]
+        last = first + len(token_ids)
+        if last > self._token_ids.shape[1]:
+            raise StepError(f"row {row} is given {last} tokens; it holds {self._token_ids.shape[1]}")
+        self._token_ids[row, first:last] = token_ids
+        self._num_tokens[row] = last
 
     def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray) -> None:
         """Only rows that exist and only tokens they hold can be computed."""
