@@ -4,7 +4,7 @@
 
 A product cannot take less than its bytes (weights, activations, results) over the bandwidth or its operations over the
 peak, both measured beside it; the larger is its floor. Weights come from memory: each repetition goes through as many
-matrices as no cache holds. Formats and peer take turns; every figure is the median of the repetitions.
+matrices as no cache holds. Formats and peer take turns; every figure is the median of their turns.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ QUICK_ROWS = (1, 4, 16, 128, 512)
 COLD_BYTES = 96 * 2**20
 COLD_BYTES_OF_MANY_ROWS = 24 * 2**20
 FEW_ROWS = 32
-PEER_SPIN_S = 0.05  # the peer's threads spin for a while after their turn
+PAUSE_S = 0.02
+RUNS_OF_A_TURN = 4
 
 
 Seconds = Callable[[int], float]  # of one product of so many rows
@@ -158,12 +159,18 @@ def _peers(shape: Shape, types: Sequence[GGUFType], max_rows: int, cold_bytes: i
 
 
 def _medians(contenders: Mapping[str, Seconds], rows: int, repeats: int) -> dict[str, float]:
-    """Everyone takes a turn, `repeats` times; the first turn warms up and does not count."""
-    turns: list[dict[str, float]] = []
-    for _ in range(repeats + 1):
-        turns.append({name: seconds(rows) for name, seconds in contenders.items()})
-        time.sleep(PEER_SPIN_S)
-    return {name: statistics.median(turn[name] for turn in turns[1:]) for name in contenders}
+    """Of each contender's turns; they alternate."""
+    turns = [{name: _turn(seconds, rows) for name, seconds in contenders.items()} for _ in range(repeats)]
+    return {name: statistics.median(turn[name] for turn in turns) for name in contenders}
+
+
+def _turn(seconds: Seconds, rows: int) -> float:
+    """The best of a few runs, after a pause in which whoever ran before stops spinning.
+
+    A run is a few milliseconds long; on a machine that is not ours alone some are cut in two by another process.
+    """
+    time.sleep(PAUSE_S)
+    return min(seconds(rows) for _ in range(RUNS_OF_A_TURN))
 
 
 def print_block(shape: Shape, limits: Limits, figures: Sequence[Figure]) -> None:

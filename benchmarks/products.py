@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.machine import settle
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import (
     Buffer,
@@ -111,7 +112,7 @@ class ColdProducts:
         """How long one product of `rows` rows takes."""
         self._arrays.query_starts[1] = rows
         self._arrays.set_counts(num_tokens=rows, num_requests=1, num_logit_rows=0, max_blocks=1)
-        self._context.barrier_ns(100)  # wakes the team
+        settle(self._context)
         began = time.perf_counter()
         self._program.run(self._arrays.struct)
         return (time.perf_counter() - began) / self.count

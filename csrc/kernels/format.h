@@ -41,13 +41,15 @@ constexpr PanelShape panel_shape(int lanes, int columns, int bits, int group, bo
   return {lanes, columns, bits == 8 ? 2 : 4, codes, codes + rows_of_halves * columns * int64_t(sizeof(uint16_t))};
 }
 
-// Asks for what a tile reads next but a few groups: panels follow each other, and the hardware alone fetches a weight
-// read once 10 to 30 % slower.
-template <int64_t bytes>
-inline void prefetch_ahead(const uint8_t* panel) {
-  constexpr int64_t distance = 2048;
-#pragma GCC unroll 32
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(panel + distance + line);
+// What a tile asks the caches for while it computes: `bytes` more from `data` on with each group of 32 along K.
+struct Prefetch {
+  const uint8_t* data;
+  int64_t bytes;
+};
+
+inline void fetch_next(Prefetch& ahead) {
+  const uint8_t* end = ahead.data + ahead.bytes;
+  for (; ahead.data < end; ahead.data += 64) __builtin_prefetch(ahead.data);
 }
 
 // Calls visitor(Format<...>()) with the format of a weight of unsigned codes.

@@ -17,17 +17,19 @@ inline F32 gelu_tanh(F32 x) {
   return F32::set1(0.5f) * x * (F32::set1(1.0f) + tanh(F32::set1(0.7978845608f) * inner));
 }
 
-// out[num_rows][kGatedColumns] of column block `block`; columns beyond the weight are zero.
-inline void block_product(const Operand& src, const oct_weight& weight, const PanelFormat& format, int64_t block,
-                          int64_t row, int num_rows, float* out) {
-  int panels = kGatedColumns / format.columns;
+// out[rows of the tile][kGatedColumns] of the sweep's block of columns; those beyond the weight are zero.
+inline void block_product(const Operand& src, const oct_weight& weight, const PanelFormat& format,
+                          const Sweep& sweep, int64_t tile, float* out) {
+  int64_t row = sweep.rows.begin(tile);
+  int num_rows = int(sweep.rows.begin(tile + 1) - row), panels = kGatedColumns / format.columns;
+  const uint8_t* rows = src.data + row * src.row_bytes;
   for (int p = 0; p < panels; ++p) {
-    int64_t panel = block * panels + p;
+    int64_t panel = sweep.block * panels + p;
     float* dst = out + p * format.columns;
     if (panel < format.num_panels) {
-      const uint8_t* rows = src.data + row * src.row_bytes;
-      format.tiles[num_rows - 1](rows, src.row_bytes, weight.data + panel * format.panel_bytes, format.num_groups, dst,
-                                 kGatedColumns);
+      const uint8_t* weights = weight.data + panel * format.panel_bytes;
+      Prefetch ahead = prefetch_of(sweep, tile, weights, format.panel_bytes, format.num_groups);
+      format.tiles[num_rows - 1](rows, src.row_bytes, weights, format.num_groups, ahead, dst, kGatedColumns);
     } else {
       for (int r = 0; r < num_rows; ++r) memset(dst + r * kGatedColumns, 0, size_t(format.columns) * sizeof(float));
     }
@@ -53,22 +55,19 @@ inline void write_columns(const float* values, int64_t count, const Destination&
 inline void gated_linear(const GatedLinearArgs& args, ThreadShare share) {
   PanelFormat gate_format = panel_format(*args.gate), up_format = panel_format(*args.up);
   int64_t columns = args.gate->num_rows;
-  Rectangle mine = share_of_product(args.num_rows, divide_up(columns, kGatedColumns), share);
-  int64_t step = rows_at_a_time(args.src_gate.row_bytes);
   alignas(64) float gate[kMaxTileRows * kGatedColumns], up[kMaxTileRows * kGatedColumns];
-  for (int64_t first = mine.first_row; first < mine.last_row; first += step) {
-    int64_t last = first + step < mine.last_row ? first + step : mine.last_row;
-    for (int64_t block = mine.first_block; block < mine.last_block; ++block) {
-      int64_t column = block * kGatedColumns;
-      int64_t count = columns - column < kGatedColumns ? columns - column : kGatedColumns;
-      for_row_tiles(first, last, [&](int64_t row, int num_rows) {
-        block_product(args.src_gate, *args.gate, gate_format, block, row, num_rows, gate);
-        block_product(args.src_up, *args.up, up_format, block, row, num_rows, up);
-        apply_gate(args.activation, gate, up, num_rows * kGatedColumns);
-        for (int r = 0; r < num_rows; ++r) write_columns(up + r * kGatedColumns, count, args.dst, row + r, column);
-      });
+  for_sweeps(args.num_rows, divide_up(columns, kGatedColumns), share, [&](const Sweep& sweep) {
+    int64_t column = sweep.block * kGatedColumns;
+    int64_t count = columns - column < kGatedColumns ? columns - column : kGatedColumns;
+    for (int64_t tile = sweep.first; tile < sweep.last; ++tile) {
+      int64_t row = sweep.rows.begin(tile);
+      int num_rows = int(sweep.rows.begin(tile + 1) - row);
+      block_product(args.src_gate, *args.gate, gate_format, sweep, tile, gate);
+      block_product(args.src_up, *args.up, up_format, sweep, tile, up);
+      apply_gate(args.activation, gate, up, num_rows * kGatedColumns);
+      for (int r = 0; r < num_rows; ++r) write_columns(up + r * kGatedColumns, count, args.dst, row + r, column);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -1,53 +1,61 @@
-// Which part of a product a thread computes: a rectangle of rows and column blocks.
+// Which tiles of a product a thread computes, and what is fetched meanwhile.
 #pragma once
 #include "tile.h"
 
 namespace octavo {
 namespace {
 
-struct Rectangle {
-  int64_t first_row, last_row;
-  int64_t first_block, last_block;
-};
-
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Cuts rows into row_parts and blocks into num_threads / row_parts so that the largest share is smallest; columns are
-// cut first, since a thread then reads only its own weights. Results do not depend on the cut.
-inline Rectangle share_of_product(int64_t num_rows, int64_t num_blocks, ThreadShare share) {
-  int64_t best_parts = 1, best_cost = INT64_MAX;
-  for (int64_t parts = 1; parts <= share.num_threads; ++parts) {
-    if (share.num_threads % parts != 0) continue;
-    int64_t rows = divide_up(divide_up(num_rows, kMaxTileRows), parts) * kMaxTileRows;
-    int64_t cost = rows * divide_up(num_blocks, share.num_threads / parts);
-    if (cost < best_cost) {
-      best_cost = cost;
-      best_parts = parts;
+// Rows in tiles that differ by at most one row in size.
+struct RowTiles {
+  int64_t first_row, num_rows, count;
+
+  int64_t begin(int64_t tile) const { return first_row + num_rows * tile / count; }
+};
+
+// Tiles [first, last) of the rows, with one block of columns.
+struct Sweep {
+  const RowTiles& rows;
+  int64_t block;
+  int64_t first, last;
+  bool has_next;  // the thread's next block of columns is block + 1
+};
+
+// Rows of which all blocks of columns are computed before the next rows: their activations stay in the second-level
+// cache.
+constexpr int64_t kMaxTilesOfRows = 32;
+
+// Calls body(sweep) for what a thread computes: the tiles of the product in the order rows within columns, cut evenly.
+// Blocks of columns that cannot be dealt out evenly are thus cut by rows. Results do not depend on the cut.
+template <class Body>
+inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, Body body) {
+  int64_t num_tiles = divide_up(num_rows, kMaxTileRows), parts = divide_up(num_tiles, kMaxTilesOfRows);
+  for (int64_t part = 0; part < parts; ++part) {
+    int64_t first_row = num_rows * part / parts, part_rows = num_rows * (part + 1) / parts - first_row;
+    RowTiles rows{first_row, part_rows, divide_up(part_rows, kMaxTileRows)};
+    int64_t tiles = rows.count * num_blocks;
+    int64_t begin = tiles * share.thread / share.num_threads, end = tiles * (share.thread + 1) / share.num_threads;
+    while (begin < end) {
+      int64_t block = begin / rows.count, first = begin % rows.count;
+      int64_t last = first + end - begin < rows.count ? first + end - begin : rows.count;
+      begin += last - first;
+      body(Sweep{rows, block, first, last, begin < end});
     }
   }
-  int64_t column_parts = share.num_threads / best_parts;
-  int64_t row_part = share.thread / column_parts, column_part = share.thread % column_parts;
-  return {num_rows * row_part / best_parts, num_rows * (row_part + 1) / best_parts,
-          num_blocks * column_part / column_parts, num_blocks * (column_part + 1) / column_parts};
 }
 
-// Rows handled before the next column block, so that their activations stay in the second-level cache.
-inline int64_t rows_at_a_time(int64_t row_bytes) {
-  constexpr int64_t cache_bytes = 256 << 10;
-  int64_t tiles = cache_bytes / (row_bytes * kMaxTileRows);
-  if (tiles < 4) tiles = 4;
-  if (tiles > 32) tiles = 32;
-  return tiles * kMaxTileRows;
-}
-
-// Calls body(row, count) for tiles of rows that differ by at most one row in size.
-template <class Body>
-inline void for_row_tiles(int64_t first_row, int64_t last_row, Body body) {
-  int64_t num_rows = last_row - first_row, tiles = divide_up(num_rows, kMaxTileRows);
-  for (int64_t t = 0; t < tiles; ++t) {
-    int64_t begin = num_rows * t / tiles, end = num_rows * (t + 1) / tiles;
-    body(first_row + begin, int(end - begin));
-  }
+// What tile number `tile` of a sweep fetches. A panel read by one tile only is a stream, fetched a little ahead. One that
+// several tiles read is fetched while the panel before it is computed, a part with each of the first tiles.
+inline Prefetch prefetch_of(const Sweep& sweep, int64_t tile, const uint8_t* panel, int64_t panel_bytes,
+                            int64_t num_groups) {
+  constexpr int64_t distance = 2048, max_parts = 4;
+  int64_t tiles = sweep.last - sweep.first;
+  if (tiles == 1) return {panel + distance, panel_bytes / num_groups};
+  int64_t parts = tiles < max_parts ? tiles : max_parts, part = tile - sweep.first;
+  if (!sweep.has_next || part >= parts) return {panel, 0};
+  int64_t lines = divide_up(panel_bytes, 64 * num_groups * parts);  // of a part, with each group
+  return {panel + panel_bytes + part * lines * num_groups * 64, lines * 64};
 }
 
 }  // namespace

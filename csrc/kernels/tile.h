@@ -16,8 +16,8 @@ namespace {
 constexpr int kMaxPanelColumns = 64;
 
 // out[num_rows][panel columns] = rows x panel, for a fixed number of rows. Every tile sums an output in the same order.
-using Tile = void (*)(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                      int64_t out_stride);
+using Tile = void (*)(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups,
+                      Prefetch ahead, float* out, int64_t out_stride);
 
 // What a product needs to know of a weight.
 struct PanelFormat {

@@ -174,14 +174,14 @@ template <int R>
 
 // out[R][16] = rows x panel.
 template <class Format, int R>
-inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                         int64_t out_stride) {
+inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                         float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, 16, Format::bits, Format::group, Format::has_min);
   constexpr int rows_of_halves = Format::scale_rows + (Format::has_min ? 1 : 0);
   __m256 sums[R][2];
   clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
-    prefetch_ahead<shape.group_bytes>(panel);
+    fetch_next(ahead);
     keep_in_memory(sums);
     GroupDots<Format, R> dots;
     dots.compute(rows, row_bytes, panel);
@@ -220,13 +220,13 @@ inline void add_wide_dots(v8si (&dots)[2], const __m256i (&codes)[2], const int1
 
 // The same for signed codes of 8 bits.
 template <int R>
-inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                        int64_t out_stride) {
+inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                        float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, 16, 8, kGroup, false);
   __m256 sums[R][2];
   clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int16Group)) {
-    prefetch_ahead<shape.group_bytes>(panel);
+    fetch_next(ahead);
     keep_in_memory(sums);
     v8si dots[R][2];
 #pragma GCC unroll 16
@@ -278,8 +278,8 @@ inline __m256 widen_pairs(const uint8_t* pairs, int which) {
 
 // bf16 weights widened to fp32; the operand already is fp32.
 template <int R>
-inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                      int64_t out_stride) {
+inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                      float* out, int64_t out_stride) {
   constexpr int vectors = kBf16PanelColumns / kLanes;
   __m256 sums[R][vectors];
 #pragma GCC unroll 8
@@ -288,7 +288,7 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_ps();
   }
   for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 32 * vectors, rows += 2 * sizeof(float)) {
-    prefetch_ahead<32 * vectors>(panel);
+    if (k % kGroup == 0) fetch_next(ahead);
 #pragma GCC unroll 2
     for (int which = 0; which < 2; ++which) {
       __m256 values[vectors];

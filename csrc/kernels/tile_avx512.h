@@ -90,15 +90,15 @@ template <int R>
 
 // out[R][32] = rows x panel.
 template <class Format, int R>
-inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                         int64_t out_stride) {
+inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                         float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, 32, Format::bits, Format::group, Format::has_min);
   constexpr int rows_of_halves = Format::scale_rows + (Format::has_min ? 1 : 0);
   constexpr int part_steps = kScaleColumns / 4;
   __m512 sums[R][2];
   clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
-    prefetch_ahead<shape.group_bytes>(panel);
+    fetch_next(ahead);
     keep_in_memory(sums);
     v16si dots[R][2][kParts];
 #pragma GCC unroll 8
@@ -133,13 +133,13 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
 
 // The same for signed codes of 8 bits, in 16 bits like the activations.
 template <int R>
-inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                        int64_t out_stride) {
+inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                        float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, 32, 8, kGroup, false);
   __m512 sums[R][2];
   clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int16Group)) {
-    prefetch_ahead<shape.group_bytes>(panel);
+    fetch_next(ahead);
     v16si dots[R][2];
 #pragma GCC unroll 16
     for (int pair = 0; pair < kGroup / 2; ++pair) {
@@ -174,8 +174,8 @@ inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* p
 }
 
 template <int R>
-inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                      int64_t out_stride) {
+inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                      float* out, int64_t out_stride) {
   constexpr int vectors = kBf16PanelColumns / kLanes;
   __m512 sums[R][vectors];
 #pragma GCC unroll 8
@@ -184,7 +184,7 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
     for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_setzero_ps();
   }
   for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 64 * vectors, rows += 2 * sizeof(Bf16Element)) {
-    prefetch_ahead<64 * vectors>(panel);
+    if (k % kGroup == 0) fetch_next(ahead);
     __m512i weights[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) weights[v] = _mm512_loadu_si512(panel + 64 * v);

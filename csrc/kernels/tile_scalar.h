@@ -51,8 +51,8 @@ inline float add_group(float sum, const Int8Group& row, const uint8_t* codes, co
 
 // out[R][columns] = rows x panel.
 template <class Format, int R>
-inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                         int64_t out_stride) {
+inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
+                         float* out, int64_t out_stride) {
   constexpr int columns = grouped_panel_columns(Format::bits);
   constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
   for (int r = 0; r < R; ++r) {
@@ -70,8 +70,8 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
 
 // The same for signed codes of 8 bits.
 template <int R>
-inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                        int64_t out_stride) {
+inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
+                        float* out, int64_t out_stride) {
   constexpr int columns = grouped_panel_columns(8);
   constexpr PanelShape shape = panel_shape(kLanes, columns, 8, kGroup, false);
   for (int r = 0; r < R; ++r) {
@@ -91,8 +91,8 @@ inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* p
 }
 
 template <int R>
-inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, float* out,
-                      int64_t out_stride) {
+inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
+                      float* out, int64_t out_stride) {
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(panel);
   for (int r = 0; r < R; ++r) {
     const float* row = reinterpret_cast<const float*>(rows + r * row_bytes);
