@@ -14,6 +14,7 @@ namespace octavo {
 namespace {
 
 constexpr int sample_chunk_rows = 32;
+constexpr int sample_scratch_arrays = sizeof(SampleScratch) / sizeof(void*);
 constexpr int64_t alignment = 128;  // no two threads' scratch on one pair of cache lines
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -80,7 +81,7 @@ void oct_program::lay_out_arena() {
   logits_stride_ = octavo::aligned(limits_.num_logits * int64_t(sizeof(float))) / int64_t(sizeof(float));
   int64_t logits_bytes = logits_stride_ * int64_t(sizeof(float));
   int64_t logits = reserve(std::min(octavo::sample_chunk_rows, limits_.max_logit_rows) * logits_bytes);
-  int64_t sample_scratch = reserve(num_threads * 2 * logits_bytes);
+  int64_t sample_scratch = reserve(num_threads * octavo::sample_scratch_arrays * logits_bytes);
 
   arena_ = octavo::Arena(size_t(std::max(used, octavo::alignment)));
   for (int64_t offset : offsets) buffer_data_.push_back(arena_.data() + offset);
@@ -215,7 +216,6 @@ void oct_program::execute(const oct_select_rows& op, const oct_step& step, Threa
 
 void oct_program::execute(const oct_sample& op, const oct_step& step, ThreadShare share) {
   octavo::Matrix chunk{logits_, logits_stride_, int32_t(op.weight->num_rows)};
-  float* scratch = sample_scratch_ + share.thread * 2 * logits_stride_;
   for (int first = 0; first < step.num_logit_rows; first += octavo::sample_chunk_rows) {
     if (first > 0) context_.team.barrier();  // the chunk before has been sampled
     int rows = std::min(octavo::sample_chunk_rows, step.num_logit_rows - first);
@@ -223,25 +223,25 @@ void oct_program::execute(const oct_sample& op, const oct_step& step, ThreadShar
     context_.kernels.linear({src, rows, op.weight, nullptr, false, chunk}, share);
     context_.team.barrier();
     for (int row = share.thread; row < rows; row += share.num_threads) {
-      sample_row(op, step, first + row, chunk.data + row * chunk.stride, scratch);
+      sample_row(op, step, first + row, chunk.data + row * chunk.stride, share.thread);
     }
   }
 }
 
-void oct_program::sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, float* scratch) {
+void oct_program::sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, int thread) {
   int64_t num_logits = op.weight->num_rows;
-  int first_bias = step.bias_starts[row], num_biases = step.bias_starts[row + 1] - first_bias;
-  octavo::SampleRow sampling{step.temperatures[row],
-                             step.top_ks[row],
-                             step.top_ps[row],
-                             step.min_ps[row],
-                             op.softcap,
-                             step.seeds[row],
-                             step.sample_positions[row],
-                             num_biases,
-                             num_biases > 0 ? step.bias_token_ids + first_bias : nullptr,
-                             num_biases > 0 ? step.bias_values + first_bias : nullptr};
-  step.sampled_token_ids[row] = context_.kernels.sample(logits, num_logits, sampling, scratch);
+  const oct_sampling& sampling = step.sampling[row];
+  float* scratch = sample_scratch_ + thread * octavo::sample_scratch_arrays * logits_stride_;
+  octavo::SampleRow args{&sampling,
+                         op.softcap,
+                         step.bias_token_ids + sampling.first_bias,
+                         step.bias_values + sampling.first_bias,
+                         {step.logprobs + row, step.ranks + row, step.top_token_ids + sampling.first_logprob,
+                          step.top_logprobs + sampling.first_logprob}};
+  step.sampled_token_ids[row] = context_.kernels.sample(
+      logits, num_logits, args,
+      {scratch, reinterpret_cast<int32_t*>(scratch + logits_stride_), scratch + 2 * logits_stride_,
+       reinterpret_cast<int32_t*>(scratch + 3 * logits_stride_)});
   if (step.logits) memcpy(step.logits + row * num_logits, logits, size_t(num_logits) * sizeof(float));
 }
 

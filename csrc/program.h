@@ -34,7 +34,7 @@ struct oct_program {
   void execute(const oct_attention& op, const oct_step& step, ThreadShare share);
   void execute(const oct_select_rows& op, const oct_step& step, ThreadShare share);
   void execute(const oct_sample& op, const oct_step& step, ThreadShare share);
-  void sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, float* scratch);
+  void sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, int thread);
 
   octavo::Matrix matrix(int buffer) const;
   octavo::Operand operand(int buffer) const;
@@ -54,5 +54,5 @@ struct oct_program {
   uint8_t* attention_scratch_ = nullptr;  // [threads, attention_scratch_stride_]
   int64_t logits_stride_ = 0;
   float* logits_ = nullptr;          // [rows of a chunk, logits_stride_]
-  float* sample_scratch_ = nullptr;  // [threads, 2 * logits_stride_]
+  float* sample_scratch_ = nullptr;  // [threads, SampleScratch's arrays, logits_stride_]
 };

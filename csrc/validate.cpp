@@ -296,6 +296,8 @@ class StepCheck {
     require_count("max_blocks", step_.max_blocks, INT32_MAX);
     require_count("num_table_rows", step_.num_table_rows, INT32_MAX);
     require_count("num_copies", step_.num_copies, limits_.kv_groups.empty() ? 0 : INT32_MAX);
+    require_count("num_biases", step_.num_biases, INT32_MAX);
+    require_count("num_top_logprobs", step_.num_top_logprobs, INT32_MAX);
     if (step_.num_tokens > 0 && step_.num_requests == 0) throw Error("the step has tokens but no requests");
   }
 
@@ -317,13 +319,7 @@ class StepCheck {
     if (step_.num_logit_rows == 0) return;
     require_pointer("logit_rows", step_.logit_rows);
     if (limits_.num_logits == 0) return;
-    require_pointer("temperatures", step_.temperatures);
-    require_pointer("top_ks", step_.top_ks);
-    require_pointer("top_ps", step_.top_ps);
-    require_pointer("min_ps", step_.min_ps);
-    require_pointer("seeds", step_.seeds);
-    require_pointer("sample_positions", step_.sample_positions);
-    require_pointer("bias_starts", step_.bias_starts);
+    require_pointer("sampling", step_.sampling);
     require_pointer("sampled_token_ids", step_.sampled_token_ids);
   }
 
@@ -389,21 +385,43 @@ class StepCheck {
   }
 
   void check_sampling() const {
-    require_range("bias_starts", 0, step_.bias_starts[0], 0, 0);
-    for (int l = 0; l < step_.num_logit_rows; ++l) {
-      if (!(step_.temperatures[l] >= 0.0f)) {
-        throw Error("temperatures[" + std::to_string(l) + "] is " + number(step_.temperatures[l]) +
-                    "; it must be at least 0");
-      }
-      require_range("bias_starts", l + 1, step_.bias_starts[l + 1], step_.bias_starts[l], INT32_MAX);
-    }
-    int num_biases = step_.bias_starts[step_.num_logit_rows];
-    if (num_biases == 0) return;
+    for (int l = 0; l < step_.num_logit_rows; ++l) check_sampling(l, step_.sampling[l]);
+    if (step_.num_biases == 0) return;
     require_pointer("bias_token_ids", step_.bias_token_ids);
     require_pointer("bias_values", step_.bias_values);
-    for (int i = 0; i < num_biases; ++i) {
+    for (int i = 0; i < step_.num_biases; ++i) {
       require_range("bias_token_ids", i, step_.bias_token_ids[i], 0, limits_.num_logits - 1);
     }
+  }
+
+  void check_sampling(int l, const oct_sampling& row) const {
+    require_sampling(row.temperature >= 0, "temperature", l, row.temperature, "at least 0");
+    require_sampling(row.repetition_penalty > 0, "repetition_penalty", l, row.repetition_penalty, "above 0");
+    require_range("sampling.first_bias", l, row.first_bias, 0, step_.num_biases);
+    require_range("sampling.num_biases", l, row.num_biases, 0, step_.num_biases - row.first_bias);
+    require_range("sampling.scored_token", l, row.scored_token, -1, limits_.num_logits - 1);
+    require_range("sampling.num_logprobs", l, row.num_logprobs, -1, limits_.num_logits);
+    require_range("sampling.position", l, row.position, 0, INT64_MAX);
+    if (row.num_logprobs >= 0) {
+      require_pointer("logprobs", step_.logprobs);
+      require_pointer("ranks", step_.ranks);
+      require_range("sampling.first_logprob", l, row.first_logprob, 0, step_.num_top_logprobs - row.num_logprobs);
+    }
+    if (row.num_logprobs > 0) {
+      require_pointer("top_token_ids", step_.top_token_ids);
+      require_pointer("top_logprobs", step_.top_logprobs);
+    }
+    bool penalized = row.repetition_penalty != 1 || row.frequency_penalty != 0 || row.presence_penalty != 0;
+    if (penalized && row.scored_token < 0) {
+      require_range("sampling.num_prompt_tokens", l, row.num_prompt_tokens, 0, row.position);
+      require_pointer("sampling.token_ids", row.token_ids);
+    }
+  }
+
+  static void require_sampling(bool holds, const char* name, int l, float value, const char* expected) {
+    if (holds) return;
+    throw Error("sampling." + std::string(name) + "[" + std::to_string(l) + "] is " + number(value) + "; it must be " +
+                expected);
   }
 
   const oct_step& step_;

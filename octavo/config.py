@@ -13,6 +13,7 @@ ActivationDtype = Literal["auto", "bf16", "int8"]
 
 DEFAULT_MODEL = "smollm2"
 BLOCK_TOKENS = 16
+DEFAULT_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class EngineArgs:
     threads: int | None = None
     activation_dtype: ActivationDtype = "auto"
     seed: int = 0
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class EngineConfig:
     kv_cache_bytes: int
     vocab_size: int
     seed: int
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
     @property
     def kv_cache_tokens(self) -> int:

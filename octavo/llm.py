@@ -21,6 +21,7 @@ from octavo.engine.thread import EngineThread
 from octavo.errors import ConfigError, EngineDeadError, InvalidValueError, RequestError, ShuttingDownError
 from octavo.request import CompletionOutput, OutputDelta, Request, RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.step import TokenLogprobs
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -165,17 +166,21 @@ class LLM:
 class _Collector:
     """Gathers one answer's deltas on the engine thread and reports to `ended` once it has the last."""
 
-    __slots__ = ("_ended", "_last", "_texts", "_token_ids")
+    __slots__ = ("_ended", "_last", "_logprobs", "_texts", "_token_ids", "prompt_logprobs")
 
     def __init__(self, ended: SimpleQueue[_Collector]) -> None:
         self._ended = ended
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self._last: OutputDelta | None = None
 
     def take(self, delta: OutputDelta) -> None:
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
+        self._logprobs += [placed.token for placed in delta.logprobs]
+        self.prompt_logprobs += delta.prompt_logprobs
         if delta.finished:
             self._last = delta
             self._ended.put(self)
@@ -192,7 +197,12 @@ class _Collector:
         last = self.last
         assert last.finish_reason is not None
         return CompletionOutput(
-            index, "".join(self._texts), tuple(self._token_ids), last.finish_reason, last.stop_reason
+            index,
+            "".join(self._texts),
+            tuple(self._token_ids),
+            last.finish_reason,
+            last.stop_reason,
+            tuple(self._logprobs),
         )
 
 
@@ -205,6 +215,7 @@ def _output(request: Request, answers: Sequence[_Collector]) -> RequestOutput:
         tuple(answer.completion(index) for index, answer in enumerate(answers)),
         answers[0].last.num_cached_tokens,
         answers[0].last.times,
+        (None, *answers[0].prompt_logprobs) if request.sampling.prompt_logprobs is not None else (),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo.sampling_params import SamplingParams
+from octavo.step import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -16,7 +17,7 @@ class Request:
 
     `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
     `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
-    `parent_id`.
+    `parent_id`. `bad_words` are the sampling parameters' as token ids.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class Request:
     arrival_time: float
     prompt: str | None = None
     parent_id: str | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,22 @@ class RequestTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedLogprobs:
+    """The log probabilities of a token of the answer, which begins `text_offset` characters into its text."""
+
+    token: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDelta:
     """What one step added to one request. Exactly one delta of a request has a `finish_reason`: its last.
 
     `text` never ends inside a character or inside what could become a stop string. `stop_reason` is the stop string
     or stop token id that ended the text (None for EOS). `error` is set when `finish_reason` is "error".
+
+    Where asked for, `logprobs` has one entry for each of `token_ids`, and the first delta with tokens has
+    `prompt_logprobs`, one entry for each token of the prompt but the first.
     """
 
     request_id: str
@@ -56,6 +69,8 @@ class OutputDelta:
     num_output_tokens: int = 0
     times: RequestTimes | None = None
     error: Exception | None = None
+    logprobs: tuple[PlacedLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -64,18 +79,22 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One finished answer."""
+    """One finished answer. `logprobs`, if asked for, has one entry for each of `token_ids`."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request as `LLM.generate` returns it."""
+    """A finished request as `LLM.generate` returns it.
+
+    `prompt_logprobs`, if asked for, has one entry for each token of the prompt; that of the first is None.
+    """
 
     request_id: str
     prompt: str | None
@@ -83,3 +102,4 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     num_cached_tokens: int = 0
     times: RequestTimes | None = field(default=None, repr=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,6 +17,9 @@ MAX_CHOICES = 128
 
 # All tokens are equally likely long before.
 _HOTTEST = 1_000_000
+# Any logit it touches is as good as forbidden long before.
+_LARGEST_REPETITION_PENALTY = 1_000
+_MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,13 @@ class SamplingParams:
 
     `max_tokens=None` means "as many as the context allows". `seed=None` draws a fresh seed for the request.
     `temperature=0` is greedy. `top_k=0` and `top_p=1` and `min_p=0` switch a filter off. `n` answers are sampled, each
-    with a seed of its own that follows from `seed`; answer 0 is the one that `n=1` would give.
+    with a seed of its own that follows from `seed`; answer 0 is the one that `n=1` would give. Empty
+    `allowed_token_ids` allow all. `logprobs=k` reports each token's log probability and those of the k likeliest (-1:
+    of the whole vocabulary); `prompt_logprobs` the same for the prompt.
+
+    Before a token is drawn, its logits go through: `allowed_token_ids`, `bad_words`, `min_tokens`, `logit_bias`,
+    `repetition_penalty` (over prompt and output), `frequency_penalty`, `presence_penalty` (over the output),
+    `temperature`, `min_p`, `top_k`, `top_p`. Log probabilities are taken before all of these.
 
     Raises `InvalidValueError`, naming the field, for any value of the wrong type or outside its range.
     """
@@ -43,22 +52,42 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     n: int = 1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", _tuple_of("stop", stop, "text or a list of texts"))
         stop_token_ids = _tuple_of("stop_token_ids", self.stop_token_ids, "a list of token ids")
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
+        object.__setattr__(self, "bad_words", _tuple_of("bad_words", self.bad_words, "a list of texts"))
+        allowed = () if self.allowed_token_ids is None else self.allowed_token_ids
+        object.__setattr__(self, "allowed_token_ids", _tuple_of("allowed_token_ids", allowed, "a list of token ids"))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         self._check_types()
         self._check_ranges()
         self._check_stop()
+        self._check_bad_words()
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
     def _check_types(self) -> None:
-        for param, number in (("temperature", self.temperature), ("top_p", self.top_p), ("min_p", self.min_p)):
+        for param, number in (
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("repetition_penalty", self.repetition_penalty),
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
             _require(isinstance(number, Real) and not isinstance(number, bool), param, number, "a number")
         for param, integer in (
             ("top_k", self.top_k),
@@ -66,6 +95,8 @@ class SamplingParams:
             ("max_tokens", 0 if self.max_tokens is None else self.max_tokens),
             ("seed", 0 if self.seed is None else self.seed),
             ("n", self.n),
+            ("logprobs", 0 if self.logprobs is None else self.logprobs),
+            ("prompt_logprobs", 0 if self.prompt_logprobs is None else self.prompt_logprobs),
         ):
             _require(isinstance(integer, Integral) and not isinstance(integer, bool), param, integer, "an integer")
         for param, flag in (
@@ -80,6 +111,18 @@ class SamplingParams:
         _require(self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off) or a positive integer")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "a number above 0 and at most 1")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "a number from 0 to 1")
+        for param, penalty in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            _require(-2.0 <= penalty <= 2.0, param, penalty, "a number from -2 to 2")
+        _require(
+            0.0 < self.repetition_penalty <= _LARGEST_REPETITION_PENALTY,
+            "repetition_penalty", self.repetition_penalty,
+            f"a number above 0 and at most {_LARGEST_REPETITION_PENALTY}",
+        )  # fmt: skip
+        for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _require(count is None or count >= -1, param, count, "at least 0, or -1 for the whole vocabulary")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(1 <= self.n <= MAX_CHOICES, "n", self.n, f"an integer from 1 to {MAX_CHOICES}")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
@@ -98,6 +141,37 @@ class SamplingParams:
                 f"stop has {length} characters in {len(self.stop)} strings; at most {MAX_STOP_CHARACTERS} are allowed",
                 param="stop",
             )
+
+    def _check_bad_words(self) -> None:
+        for index, word in enumerate(self.bad_words):
+            if not isinstance(word, str) or not word:
+                raise InvalidValueError(
+                    f"bad_words[{index}] is {word!r}; it must be a non-empty string", param="bad_words"
+                )
+
+
+def _biases(logit_bias: Any) -> dict[int, float]:
+    """A copy, from token ids as numbers or, as JSON has them, as text."""
+    if logit_bias is None:
+        return {}
+    _require(isinstance(logit_bias, Mapping), "logit_bias", logit_bias, "a mapping from token ids to numbers")
+    return {_bias_token(token_id): _bias_value(token_id, value) for token_id, value in logit_bias.items()}
+
+
+def _bias_token(token_id: Any) -> int:
+    if isinstance(token_id, str) and token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MAX_DIGITS:
+        return int(token_id)
+    if isinstance(token_id, Integral) and not isinstance(token_id, bool):
+        return int(token_id)
+    raise InvalidValueError(f"logit_bias has the key {token_id!r}; its keys are token ids", param="logit_bias")
+
+
+def _bias_value(token_id: Any, value: Any) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool) and -100 <= float(value) <= 100:
+        return float(value)
+    raise InvalidValueError(
+        f"logit_bias[{token_id}] is {value!r}; it must be a number from -100 to 100", param="logit_bias"
+    )
 
 
 def _tuple_of(param: str, values: Any, expected: str) -> tuple[Any, ...]:

@@ -29,15 +29,18 @@ class KvGroup:
 class RowStart:
     """A request takes a row: for the first time, or again after a preemption.
 
-    `token_ids` are all tokens known so far (prompt, and output of an earlier run). While the row holds fewer than
-    `min_total_tokens` tokens, the sampler must not choose any of `forbidden_token_ids` (this is `min_tokens`).
+    `token_ids` are all tokens known so far: `num_prompt_tokens` of the prompt, then output of an earlier run. While the
+    row holds fewer than `min_total_tokens` tokens, the sampler must not choose any of `forbidden_token_ids` (this is
+    `min_tokens`). A token that would complete one of `bad_words` in the output is never chosen.
     """
 
     row: int
     token_ids: Sequence[int]
+    num_prompt_tokens: int
     sampling: SamplingParams
     forbidden_token_ids: tuple[int, ...] = ()
     min_total_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,11 @@ class RowStep:
     for each layer group, or () when no group gets any. Where no query of the step sees a block, its id may be anything.
     `new_token_ids` are appended to the row's tokens before the step: those that became known without being sampled.
     With `samples`, the last of these tokens is the newest one known and the next is sampled after it; the backend
-    appends the sampled token to the row's tokens.
+    appends the sampled token to the row's tokens. `mask` has a bit for each token that may be sampled: token t is bit
+    t % 8 of byte t // 8, in whole words of 32 bits (None: all may).
+
+    `scored_positions` lie among the tokens of this step: for each, the log probabilities of the token that follows it
+    are wanted, with as many of the likeliest as the row's `prompt_logprobs` says. The token that follows must be known.
     """
 
     row: int
@@ -57,6 +64,8 @@ class RowStep:
     new_block_ids: tuple[tuple[int, ...], ...]
     samples: bool
     new_token_ids: tuple[int, ...] = ()
+    scored_positions: range = range(0)
+    mask: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +94,40 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token of a text, and how likely it was.
+
+    Natural log probabilities of the model's own distribution: before temperature, penalties, biases, masks and filters.
+    None is below -9999. `rank` is 1 for the likeliest token; `top_token_ids` are the likeliest in that order.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SampledToken:
+    """`logprobs` are there if the row's sampling parameters ask for them."""
+
     row: int
     token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """The tokens that follow the `scored_positions` of a row's step, in order."""
+
+    row: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One sampled token for each step with `samples`, in the order of the plan."""
+    """One sampled token for each step with `samples`, and one entry for each with scored positions, in plan order."""
 
     tokens: tuple[SampledToken, ...] = field(default=())
+    scored: tuple[ScoredTokens, ...] = field(default=())

@@ -223,6 +223,29 @@ float* oct_program_buffer(oct_program*, int buffer);
 void oct_program_destroy(oct_program*);
 
 // ---- step: one ragged batch --------------------------------------------------------------------------------------
+
+// What becomes of a logit row. Log probabilities are taken from the logits as the model gives them (after its softcap);
+// then, in vLLM's order: mask, biases, penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p.
+typedef struct {
+  float temperature;          // 0: greedy
+  int32_t top_k;              // 0: off
+  float top_p;                // 1: off
+  float min_p;                // 0: off
+  float repetition_penalty;   // 1: off; over prompt and output
+  float frequency_penalty;    // 0: off; for each time in the output
+  float presence_penalty;     // 0: off; once if in the output
+  int32_t scored_token;       // -1: a token is drawn; else none is, and log probabilities are those of this token
+  int32_t num_logprobs;       // -1: none; k: log probability and rank of the token, and the k likeliest tokens
+  int32_t first_logprob;      // where in top_token_ids and top_logprobs the k begin
+  int32_t first_bias;         // where in bias_token_ids and bias_values its biases begin
+  int32_t num_biases;
+  uint64_t seed;
+  int64_t position;           // index of the token to be drawn in its request; keys the random numbers with seed
+  const int32_t* token_ids;   // [position] tokens of the request so far; read only for penalties
+  int64_t num_prompt_tokens;  // of these; the rest is output
+  const uint32_t* mask;       // NULL, or [(N + 31) / 32]: only tokens t whose bit t % 32 of word t / 32 is set
+} oct_sampling;
+
 typedef struct {
   int32_t num_tokens;      // T
   int32_t num_requests;    // R
@@ -238,16 +261,11 @@ typedef struct {
   const int32_t* table_rows;     // [R]
   const int32_t* logit_rows;     // [L]: token index, ascending
 
-  // Sampling, one entry a logit row.
-  const float* temperatures;       // 0: greedy
-  const int32_t* top_ks;           // 0: off
-  const float* top_ps;             // 1: off
-  const float* min_ps;             // 0: off
-  const uint64_t* seeds;
-  const int64_t* sample_positions; // index of the token to be drawn in its request; keys the random numbers with seed
-  const int32_t* bias_starts;      // [L + 1] into the next two
-  const int32_t* bias_token_ids;
-  const float* bias_values;        // added to the logit; -inf forbids the token
+  const oct_sampling* sampling;    // [L]
+  int32_t num_biases;
+  int32_t num_top_logprobs;
+  const int32_t* bias_token_ids;   // [num_biases]
+  const float* bias_values;        // [num_biases], added to the logit; -inf forbids the token
 
   // Pages copied before anything else, one after the other, in every layer of group copy_groups[i]: page copy_sources[i]
   // to page copy_destinations[i].
@@ -256,8 +274,12 @@ typedef struct {
   const int32_t* copy_sources;
   const int32_t* copy_destinations;
 
-  int32_t* sampled_token_ids;  // out [L]
-  float* logits;               // out [L, vocabulary] after bias, or NULL
+  int32_t* sampled_token_ids;  // out [L]; the scored token where there is one
+  float* logprobs;             // out [L] of the token, where num_logprobs >= 0; never below -9999
+  int32_t* ranks;              // out [L] of the token, where num_logprobs >= 0; 1 is the likeliest
+  int32_t* top_token_ids;      // out [num_top_logprobs], the likeliest first; -1 where logits are NaN
+  float* top_logprobs;         // out [num_top_logprobs]
+  float* logits;               // out [L, vocabulary] after mask, biases and penalties, or NULL
 } oct_step;
 
 int oct_run(oct_program*, const oct_step*);

@@ -150,17 +150,28 @@ struct AttentionArgs {
   uint8_t* scratch;  // of this thread alone: attention_scratch_bytes(), 64-byte aligned
 };
 
+// Where the log probabilities of a row go.
+struct LogprobReport {
+  float* logprob;
+  int32_t* rank;
+  int32_t* top_token_ids;
+  float* top_logprobs;
+};
+
 struct SampleRow {
-  float temperature;
-  int32_t top_k;
-  float top_p;
-  float min_p;
-  float softcap;  // 0: off; applied before biases
-  uint64_t seed;
-  int64_t position;
-  int32_t num_biases;
+  const oct_sampling* sampling;
+  float softcap;  // 0: off
   const int32_t* bias_token_ids;
   const float* bias_values;
+  LogprobReport report;
+};
+
+// Of one thread, [num_logits] each.
+struct SampleScratch {
+  float* weights;
+  int32_t* tokens;
+  float* raw_logits;
+  int32_t* counts;  // zero before and after
 };
 
 struct Kernels {
@@ -187,8 +198,8 @@ struct Kernels {
   void (*rope_kv)(const RopeKvArgs&, ThreadShare);
   int64_t (*attention_scratch_bytes)(int num_heads, int num_kv_heads, int head_size);  // per thread
   void (*attention)(const AttentionArgs&, ThreadShare);
-  // Applies softcap and biases to the row in place, then draws one token. Scratch: 2 * num_logits floats.
-  int32_t (*sample)(float* logits, int64_t num_logits, const SampleRow&, float* scratch);
+  // Changes the row of logits in place, then draws one token (or takes the one to be scored) and reports on it.
+  int32_t (*sample)(float* logits, int64_t num_logits, const SampleRow&, const SampleScratch&);
 
   // measuring: `rounds` rounds of multiply-adds in registers (oct_peak); how many operations that was
   int64_t (*run_peak)(int type, int64_t rounds);

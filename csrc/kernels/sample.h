@@ -1,10 +1,12 @@
-// Draws a token from a row of logits: softcap, biases, then the largest (temperature 0), or temperature, min_p, top_k
-// and top_p, in vLLM's order, and one random number keyed by seed and position. Equal logits give equal tokens on every
-// instruction set.
+// Draws a token from a row of logits: softcap, mask, biases, penalties, then the largest (temperature 0), or temperature,
+// min_p, top_k and top_p, in vLLM's order, and one random number keyed by seed and position; and reports the log
+// probabilities that the logits had before all that. Equal logits give equal tokens on every instruction set.
 #pragma once
 #include "kernels.h"
+#include "logprobs.h"
 #include "math.h"
 #include "random.h"
+#include "sample_constraints.h"
 #include "sample_filters.h"
 #include "sample_weights.h"
 #include "vec.h"
@@ -22,13 +24,6 @@ inline void cap_logits(float* logits, int64_t count, float softcap) {
   for (int64_t j = i; j < count; ++j) lanes[j - i] = logits[j];
   (cap * tanh(F32::load(lanes) * inverse)).store(lanes);
   for (int64_t j = i; j < count; ++j) logits[j] = lanes[j - i];
-}
-
-inline void add_biases(float* logits, int64_t count, const SampleRow& row) {
-  for (int i = 0; i < row.num_biases; ++i) {
-    int32_t token = row.bias_token_ids[i];
-    if (token >= 0 && token < count) logits[token] += row.bias_values[i];
-  }
 }
 
 struct Largest {
@@ -51,18 +46,45 @@ inline Largest find_largest(const float* logits, int64_t count) {
   return best;
 }
 
-inline int32_t sample(float* logits, int64_t count, const SampleRow& row, float* scratch) {
-  if (row.softcap > 0) cap_logits(logits, count, row.softcap);
-  add_biases(logits, count, row);
+inline bool changes_logits(const oct_sampling& row) { return row.mask || row.num_biases > 0 || has_penalties(row); }
+
+inline void change_logits(float* logits, int64_t count, const SampleRow& row, const SampleScratch& scratch) {
+  if (row.sampling->mask) apply_mask(logits, count, row.sampling->mask);
+  add_biases(logits, row);
+  if (has_penalties(*row.sampling)) apply_penalties(logits, count, *row.sampling, scratch.counts);
+}
+
+inline int32_t draw(const float* logits, int64_t count, const oct_sampling& row, const SampleScratch& scratch) {
   Largest largest = find_largest(logits, count);
   bool decided = largest.logit == INFINITY || largest.logit == -INFINITY;
   if (row.temperature <= 0 || decided) return largest.token;
   WeightRule rule{largest.logit, row.temperature, row.min_p < 1 ? row.min_p : 1.0f};
   double number = uniform(row.seed, row.position);
   if (row.top_k > 0 || row.top_p < 1.0f) return draw_filtered(logits, count, row, rule, number, scratch);
-  float* chunk_sums = scratch + count;
-  double total = weigh(logits, count, rule, scratch, chunk_sums);
-  return draw_from_all(scratch, chunk_sums, count, number * total);
+  float* chunk_sums = reinterpret_cast<float*>(scratch.tokens);
+  double total = weigh(logits, count, rule, scratch.weights, chunk_sums);
+  return draw_from_all(scratch.weights, chunk_sums, count, number * total);
+}
+
+inline int32_t sample(float* logits, int64_t count, const SampleRow& row, const SampleScratch& scratch) {
+  const oct_sampling& sampling = *row.sampling;
+  if (row.softcap > 0) cap_logits(logits, count, row.softcap);
+  bool reports = sampling.num_logprobs >= 0, draws = sampling.scored_token < 0;
+  const float* raw = logits;
+  if (reports && draws && changes_logits(sampling)) {
+    memcpy(scratch.raw_logits, logits, size_t(count) * sizeof(float));
+    raw = scratch.raw_logits;
+  }
+  int32_t token = sampling.scored_token;
+  if (draws) {
+    change_logits(logits, count, row, scratch);
+    token = draw(logits, count, sampling, scratch);
+  }
+  if (reports) {
+    float largest = find_largest(raw, count).logit;
+    report_logprobs(raw, count, largest, token, sampling.num_logprobs, row.report, scratch);
+  }
+  return token;
 }
 
 }  // namespace

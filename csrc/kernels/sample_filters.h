@@ -50,7 +50,7 @@ inline int64_t partition_by_rank(const float* logits, int32_t* tokens, int64_t f
   return store;
 }
 
-// The logit of rank k (1 is the first) among tokens[0, count), which it reorders.
+// The logit of rank k (1 is the first) among tokens[0, count), which it reorders: the first k come first.
 inline float logit_of_rank(const float* logits, int32_t* tokens, int64_t count, int64_t k) {
   int64_t first = 0, end = count;
   while (end - first > 1) {
@@ -177,10 +177,10 @@ inline int32_t draw_from(const float* weights, const int32_t* tokens, int64_t co
   return tokens[count - 1];
 }
 
-inline int32_t draw_filtered(const float* logits, int64_t count, const SampleRow& row, const WeightRule& rule,
-                             double uniform, float* scratch) {
-  float* weights = scratch;
-  int32_t* tokens = reinterpret_cast<int32_t*>(scratch + count);
+inline int32_t draw_filtered(const float* logits, int64_t count, const oct_sampling& row, const WeightRule& rule,
+                             double uniform, const SampleScratch& scratch) {
+  float* weights = scratch.weights;
+  int32_t* tokens = scratch.tokens;
   bool by_k = row.top_k > 0 && row.top_k < count, by_p = row.top_p < 1.0f;
   float threshold = by_k ? reached_by_k(logits, count, row.top_k, weights, tokens) : -INFINITY;
   double total = weigh(logits, count, rule, weights, nullptr);

@@ -125,6 +125,15 @@ class EngineFlags:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    max_logprobs: Annotated[
+        int,
+        typer.Option(
+            "--max-logprobs",
+            min=-1,
+            help="Most log probabilities a request may ask for at each token; -1: the whole vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.max_logprobs
 
     def args(self, model: str, *, default_seed: int = _DEFAULTS.seed) -> EngineArgs:
         return EngineArgs(
@@ -137,6 +146,7 @@ class EngineFlags:
             threads=self.threads,
             activation_dtype=self.activation_dtype.value,
             seed=default_seed if self.seed is None else self.seed,
+            max_logprobs=self.max_logprobs,
         )
 
 

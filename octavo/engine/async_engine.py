@@ -184,4 +184,6 @@ def _merged(deltas: list[OutputDelta]) -> OutputDelta:
         deltas[-1],
         text="".join([delta.text for delta in deltas]),
         token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
+        logprobs=tuple([placed for delta in deltas for placed in delta.logprobs]),
+        prompt_logprobs=tuple([token for delta in deltas for token in delta.prompt_logprobs]),
     )

@@ -100,6 +100,7 @@ def _assemble(
             max_model_len=config.max_model_len,
             kv_cache_tokens=config.kv_cache_tokens,
             seed=config.seed,
+            max_logprobs=config.max_logprobs,
         ),
         core=EngineCore(
             executor,

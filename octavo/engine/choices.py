@@ -16,8 +16,8 @@ from octavo.request import Request
 def fan_out(request: Request) -> tuple[Request, ...]:
     """One request for each of the `n` answers asked for; the request itself if that is one.
 
-    The answers' order is theirs. Each runs, ends and fails like any other request; whoever submits them together
-    aborts them together.
+    The answers' order is theirs; the first also scores the prompt, if that is asked for. Each runs, ends and fails like
+    any other request; whoever submits them together aborts them together.
     """
     sampling = request.sampling
     if sampling.n == 1:
@@ -28,7 +28,12 @@ def fan_out(request: Request) -> tuple[Request, ...]:
             request,
             request_id=f"{request.request_id}-{index}",
             parent_id=request.request_id,
-            sampling=replace(sampling, n=1, seed=seed_of_choice(sampling.seed, index)),
+            sampling=replace(
+                sampling,
+                n=1,
+                seed=seed_of_choice(sampling.seed, index),
+                prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
+            ),
         )
         for index in range(sampling.n)
     )

@@ -12,7 +12,8 @@ from octavo.errors import EngineDeadError, InvalidValueError, StepError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
 from octavo.request import FinishReason, OutputDelta, Request
-from octavo.scheduler.scheduler import NewToken, Scheduler, StepCounts
+from octavo.scheduler.request_state import NewToken
+from octavo.scheduler.scheduler import Scheduler, StepCounts
 from octavo.step import StepOutput, StepPlan
 from octavo.tokenizer.tokenizer import Tokenizer
 

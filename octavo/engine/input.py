@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
+from octavo.config import DEFAULT_MAX_LOGPROBS
+from octavo.engine.bad_words import bad_word_tokens
 from octavo.engine.seeds import seed_of_request
 from octavo.errors import ContextLengthError, InvalidValueError
 from octavo.request import Request
@@ -26,13 +28,21 @@ class InputProcessor:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, kv_cache_tokens: int, seed: int = 0
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        kv_cache_tokens: int,
+        seed: int = 0,
+        max_logprobs: int = DEFAULT_MAX_LOGPROBS,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._kv_cache_tokens = kv_cache_tokens
         self._seed = seed
+        self._max_logprobs = max_logprobs
         self._num_seeds_drawn = itertools.count()
 
     def from_prompt(
@@ -66,7 +76,7 @@ class InputProcessor:
         self, token_ids: list[int], prompt: str | None, sampling: SamplingParams, request_id: str | None
     ) -> Request:
         self._check_prompt_length(len(token_ids))
-        self._checked_token_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_sampling(sampling)
         return Request(
             request_id=f"request-{uuid.uuid4().hex}" if request_id is None else request_id,
             prompt_token_ids=tuple(token_ids),
@@ -78,7 +88,24 @@ class InputProcessor:
             eos_token_ids=self._tokenizer.eos_token_ids,
             arrival_time=time.monotonic(),
             prompt=prompt,
+            bad_words=bad_word_tokens(sampling.bad_words, self._tokenizer),
         )
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        """What depends on the model or the engine's configuration."""
+        self._checked_token_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._checked_token_ids(sampling.allowed_token_ids, "allowed_token_ids")
+        for token_id in sampling.logit_bias:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidValueError(
+                    f"logit_bias has the token id {token_id}; the model's are 0 to {self._vocab_size - 1}",
+                    param="logit_bias",
+                )
+        for param, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+            if self._max_logprobs != -1 and count is not None and not 0 <= count <= self._max_logprobs:
+                raise InvalidValueError(
+                    f"{param} is {count}; at most {self._max_logprobs} are allowed (--max-logprobs)", param=param
+                )
 
     def _checked_token_ids(self, token_ids: Sequence[int], param: str) -> list[int]:
         return [self._checked_token_id(token_id, param, index) for index, token_id in enumerate(token_ids)]

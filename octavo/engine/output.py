@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from octavo.engine.stopping import StopStrings
 from octavo.errors import OctavoError, StepError
-from octavo.request import FinishReason, OutputDelta, Request, RequestTimes
-from octavo.scheduler.scheduler import NewToken
+from octavo.request import FinishReason, OutputDelta, PlacedLogprobs, Request, RequestTimes
+from octavo.scheduler.request_state import NewToken
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -22,8 +23,8 @@ class Answer:
     `include_stop_str_in_output`. Nothing ends an answer before it has `min_tokens` tokens, except `max_tokens`.
     """
 
-    __slots__ = ("_detokenizer", "_request", "_stop_token_ids", "_stops", "first_scheduled", "first_token",
-                 "last_token", "max_tokens", "num_output_tokens")  # fmt: skip
+    __slots__ = ("_detokenizer", "_num_characters", "_request", "_stop_token_ids", "_stops", "first_scheduled",
+                 "first_token", "last_token", "max_tokens", "num_output_tokens")  # fmt: skip
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
@@ -34,19 +35,30 @@ class Answer:
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self.max_tokens = sampling.max_tokens
         self.num_output_tokens = 0
+        self._num_characters = 0
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
 
-    def append(self, token_id: int, now: float) -> OutputDelta:
+    def append(self, token: NewToken, now: float) -> OutputDelta:
         """Takes in a sampled token; the delta has the text that is certain by now."""
+        text_offset = self._num_characters
+        delta = self._append(token.token_id, now)
+        if token.logprobs is None and not token.prompt_logprobs:
+            return delta
+        logprobs = () if token.logprobs is None else (PlacedLogprobs(token.logprobs, text_offset),)
+        return replace(delta, logprobs=logprobs, prompt_logprobs=token.prompt_logprobs)
+
+    def _append(self, token_id: int, now: float) -> OutputDelta:
         self.num_output_tokens += 1
         if self.first_token is None:
             self.first_token = now
         self.last_token = now
         if self.num_output_tokens > self._request.sampling.min_tokens and self._ends_answer(token_id):
             return self._stop_at(token_id)
-        text, stop = self._release(self._detokenizer.append(token_id))
+        added = self._detokenizer.append(token_id)
+        self._num_characters += len(added)
+        text, stop = self._release(added)
         if stop is not None:
             return self.delta(text, (token_id,), "stop", stop)
         if self.num_output_tokens >= self.max_tokens:
@@ -146,7 +158,7 @@ class OutputProcessor:
     def _append(self, token: NewToken, now: float) -> OutputDelta:
         answer = self._answers[token.request_id]
         try:
-            return answer.append(token.token_id, now)
+            return answer.append(token, now)
         except Exception as error:  # whatever it is, it concerns this request alone
             logger.exception("request %s: token %d could not be turned into text", token.request_id, token.token_id)
             return answer.delta("", (token.token_id,), "error", error=_as_octavo_error(error))

@@ -51,6 +51,7 @@ def check_args(args: EngineArgs) -> None:
         ("--max-model-len", 2 if args.max_model_len is None else args.max_model_len),
         ("--kv-cache-memory", 1 if args.kv_cache_memory_bytes is None else args.kv_cache_memory_bytes),
         ("--seed", args.seed),
+        ("--max-logprobs", args.max_logprobs),
     ):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ConfigError(f"{flag} is {value!r}; it must be an integer")
@@ -60,6 +61,7 @@ def check_args(args: EngineArgs) -> None:
     _require_at_most(MOST_BATCHED_TOKENS, "--max-num-batched-tokens", args.max_num_batched_tokens)
     _require_at_least(1, "--threads", args.threads)
     _require_at_least(2, "--max-model-len", args.max_model_len)
+    _require_at_least(-1, "--max-logprobs", args.max_logprobs)
     _require_at_least(1, "--kv-cache-memory", args.kv_cache_memory_bytes)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
         raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
@@ -98,6 +100,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         kv_cache_bytes=num_blocks * facts.kv_block_bytes,
         vocab_size=facts.vocab_size,
         seed=args.seed,
+        max_logprobs=args.max_logprobs,
     )
 
 

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.kvcache.block_table import BlockTable
 from octavo.request import Request
-from octavo.step import RowStart
+from octavo.step import RowStart, SampledToken, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that a request got in a step. After the `last` one its answer is complete.
+
+    Log probabilities are there if asked for, those of the prompt with the first token.
+    """
+
+    request_id: str
+    token_id: int
+    last: bool = False
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class RequestState:
@@ -13,6 +29,9 @@ class RequestState:
     `num_computed_tokens` chases `num_tokens`; whether that is a prompt, a reply or the recomputation after a preemption
     makes no difference. `num_start_tokens` is how many tokens were known when the request took its row,
     `num_row_tokens` how many the row knows by now: tokens added by `extend` reach it with the next step.
+
+    Where the request asks for `prompt_logprobs`, the prompt token after each of the first `num_scored_tokens` tokens
+    has been scored; what came of it is kept until the first token is sampled.
     """
 
     __slots__ = (
@@ -21,7 +40,9 @@ class RequestState:
         "min_total_tokens",
         "num_computed_tokens",
         "num_row_tokens",
+        "num_scored_tokens",
         "num_start_tokens",
+        "prompt_logprobs",
         "request",
         "request_id",
         "row",
@@ -35,6 +56,8 @@ class RequestState:
         self.num_computed_tokens = 0
         self.num_row_tokens = 0
         self.num_start_tokens = 0
+        self.num_scored_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.row: int | None = None
         self.blocks = blocks
         self.min_total_tokens = 0
@@ -47,17 +70,43 @@ class RequestState:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    def scored_positions(self, num_tokens: int) -> range:
+        """Which of the next `num_tokens` tokens are followed by a prompt token that has yet to be scored."""
+        if self.request.sampling.prompt_logprobs is None:
+            return range(0)
+        first = max(self.num_computed_tokens, self.num_scored_tokens)
+        last = min(self.num_computed_tokens + num_tokens, len(self.request.prompt_token_ids) - 1)
+        return range(first, max(first, last))
+
+    @property
+    def max_skipped_tokens(self) -> int:
+        """How many tokens may be left out of the computation because they are in a cache.
+
+        The last known token is always computed, and so are those that a prompt token has yet to be scored after.
+        """
+        if self.request.sampling.prompt_logprobs is None:
+            return len(self.token_ids) - 1
+        return min(self.num_scored_tokens, len(self.token_ids) - 1)
+
     def take_row(self, row: int) -> RowStart:
         self.row = row
         self.num_start_tokens = self.num_row_tokens = len(self.token_ids)
         return RowStart(
-            row, tuple(self.token_ids), self.request.sampling, self.forbidden_token_ids, self.min_total_tokens
+            row,
+            tuple(self.token_ids),
+            len(self.request.prompt_token_ids),
+            self.request.sampling,
+            self.forbidden_token_ids,
+            self.min_total_tokens,
+            self.request.bad_words,
         )
 
-    def append_sampled(self, token_id: int) -> None:
-        """Takes in a token that its row has sampled, and so knows."""
-        self.token_ids.append(token_id)
+    def append_sampled(self, token: SampledToken) -> NewToken:
+        """Takes in a token that its row has sampled, and so knows; the first brings what is known of the prompt."""
+        self.token_ids.append(token.token_id)
         self.num_row_tokens += 1
+        prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        return NewToken(self.request_id, token.token_id, logprobs=token.logprobs, prompt_logprobs=prompt_logprobs)
 
     def take_new_tokens(self) -> tuple[int, ...]:
         """The tokens that the row does not know yet; it is told of them now."""

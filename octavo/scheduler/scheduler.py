@@ -13,7 +13,7 @@ preempt is always the last.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.config import BLOCK_TOKENS
@@ -21,17 +21,8 @@ from octavo.errors import ContextLengthError, EngineError, InvalidValueError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.block_table import BlockTable, blocks_for
 from octavo.request import Request
-from octavo.scheduler.request_state import RequestState
-from octavo.step import RowStart, RowStep, StepOutput, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class NewToken:
-    """A token that a request got in a step. After the `last` one its answer is complete."""
-
-    request_id: str
-    token_id: int
-    last: bool = False
+from octavo.scheduler.request_state import NewToken, RequestState
+from octavo.step import RowStart, RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +125,20 @@ class Scheduler:
         Raises `EngineError` if the output does not answer the plan.
         """
         new_tokens: list[NewToken] = []
-        sampled = iter(output.tokens)
+        sampled, scored = iter(output.tokens), iter(output.scored)
         for state, step in zip(self._draft.states, self._draft.steps, strict=True):
             token = next(sampled, None) if step.samples else None
             if step.samples and (token is None or token.row != step.row):
                 raise EngineError(f"the backend sampled {token}, the plan asked for a token of row {step.row}")
+            prompt_logprobs = _scores_of(step, scored)
             if state.row != step.row:
                 continue
             state.num_computed_tokens += step.num_tokens
+            if prompt_logprobs:
+                state.num_scored_tokens = step.scored_positions.stop
+                state.prompt_logprobs += prompt_logprobs
             if token is not None:
-                state.append_sampled(token.token_id)
-                new_tokens.append(NewToken(state.request_id, token.token_id))
+                new_tokens.append(state.append_sampled(token))
         return new_tokens
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -194,7 +188,17 @@ class Scheduler:
         assert state.row is not None
         new_block_ids = state.blocks.append(num_new_blocks) if num_new_blocks else ()
         samples = computed + num_tokens == len(state.token_ids)
-        draft.steps.append(RowStep(state.row, computed, num_tokens, new_block_ids, samples, state.take_new_tokens()))
+        draft.steps.append(
+            RowStep(
+                state.row,
+                computed,
+                num_tokens,
+                new_block_ids,
+                samples,
+                new_token_ids=state.take_new_tokens(),
+                scored_positions=state.scored_positions(num_tokens),
+            )
+        )
         draft.states.append(state)
         draft.budget -= num_tokens
         if computed < state.num_start_tokens:
@@ -246,3 +250,13 @@ class Scheduler:
         held = [block_id for state in self._running.values() for block_id in state.blocks.block_ids]
         if len(held) != len(set(held)) or len(held) != self._pool.num_used:
             raise EngineError("blocks are held by other than exactly one running request")
+
+
+def _scores_of(step: RowStep, scored: Iterator[ScoredTokens]) -> tuple[TokenLogprobs, ...]:
+    """What the backend says of the step's scored positions. Raises `EngineError` if it does not answer the plan."""
+    if not step.scored_positions:
+        return ()
+    answer = next(scored, None)
+    if answer is None or answer.row != step.row or len(answer.logprobs) != len(step.scored_positions):
+        raise EngineError(f"the backend scored {answer}, the plan asked for {step.scored_positions} of row {step.row}")
+    return answer.logprobs

@@ -19,7 +19,8 @@ unwritten shows.
 
 Operations that keep state between steps (RopeKv, Attention) share a `KvCache`: make one with `kv_cache`, and call `run`
 once per step with the chunks' `block_ids`; `max_tokens` may differ from call to call. Sampling: give `Step` logit rows
-and, if not greedy, one `Sampling` a logit row; `result.sampled` and `result.logits` ([rows, vocabulary], after biases)
+and, if not greedy, one `Sampling` a logit row; `result.sampled` and `result.logits` ([rows, vocabulary], as they are
+drawn from)
 come back.
 """
 
@@ -37,6 +38,7 @@ from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import Buffer, BufferKind, Instruction, Operation, ProgramText, RowSpace
 from octavo.backends.native.kv_layout import KvLayout
 from octavo.backends.native.library import Context, FloatArray, KvCache, PackedWeight
+from octavo.backends.native.step_arrays import SamplingArray, greedy_sampling
 from octavo.config import BLOCK_TOKENS
 from octavo.graph.ops import KvLayer
 from octavo.quant.gguf import Layout
@@ -62,7 +64,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one logit row is sampled; `biases` are added to the logits of token ids."""
+    """How one logit row is sampled; `biases` are added to the logits of token ids. With `token_ids`, which penalties
+    need, their number must be `position`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -71,6 +74,14 @@ class Sampling:
     seed: int = 0
     position: int = 0
     biases: Mapping[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    scored_token: int = -1
+    num_logprobs: int = -1
+    token_ids: Sequence[int] = ()
+    num_prompt_tokens: int = 0
+    mask: npt.NDArray[np.uint32] | None = None
 
 
 class Step:
@@ -100,17 +111,20 @@ class Step:
             "block_tables": _block_tables(chunks),
             "table_rows": np.arange(len(chunks), dtype=np.int32),
             "logit_rows": np.array(logit_rows, np.int32),
-            "temperatures": np.array([s.temperature for s in sampling], np.float32),
-            "top_ks": np.array([s.top_k for s in sampling], np.int32),
-            "top_ps": np.array([s.top_p for s in sampling], np.float32),
-            "min_ps": np.array([s.min_p for s in sampling], np.float32),
-            "seeds": np.array([s.seed for s in sampling], np.uint64),
-            "sample_positions": np.array([s.position for s in sampling], np.int64),
-            "bias_starts": np.concatenate([[0], np.cumsum([len(s.biases) for s in sampling])]).astype(np.int32),
+            "sampling": _sampling(sampling),
             "bias_token_ids": np.array([token for s in sampling for token in s.biases], np.int32),
             "bias_values": np.array([value for s in sampling for value in s.biases.values()], np.float32),
             "sampled_token_ids": np.full(self.num_logit_rows, -1, np.int32),
+            "logprobs": np.full(self.num_logit_rows, np.nan, np.float32),
+            "ranks": np.full(self.num_logit_rows, -1, np.int32),
+            "top_token_ids": np.full(sum(max(s.num_logprobs, 0) for s in sampling), -2, np.int32),
+            "top_logprobs": np.full(sum(max(s.num_logprobs, 0) for s in sampling), np.nan, np.float32),
         }
+        self._keep = [np.asarray(s.token_ids, np.int32) for s in sampling]
+        for index, (one, tokens) in enumerate(zip(sampling, self._keep, strict=True)):
+            self.arrays["sampling"]["token_ids"][index] = tokens.ctypes.data
+            if one.mask is not None:
+                self.arrays["sampling"]["mask"][index] = one.mask.ctypes.data
         if num_logits is not None:
             self.arrays["logits"] = np.full((self.num_logit_rows, num_logits), np.nan, np.float32)
         self.num_requests = len(chunks)
@@ -122,6 +136,8 @@ class Step:
             num_logit_rows=self.num_logit_rows,
             num_table_rows=self.num_requests,
             max_blocks=self.arrays["block_tables"].shape[1],
+            num_biases=len(self.arrays["bias_token_ids"]),
+            num_top_logprobs=len(self.arrays["top_token_ids"]),
         )
         for name, array in self.arrays.items():
             setattr(step, name, array.ctypes.data)
@@ -142,6 +158,10 @@ class Result:
     buffers: Mapping[int, FloatArray]
     sampled: npt.NDArray[np.int32]
     logits: FloatArray | None
+    logprobs: FloatArray
+    ranks: npt.NDArray[np.int32]
+    top_token_ids: npt.NDArray[np.int32]
+    top_logprobs: FloatArray
 
 
 def run(
@@ -182,6 +202,10 @@ def run(
         found,
         step.arrays["sampled_token_ids"].astype(np.int32),
         logits.astype(np.float32) if logits is not None else None,
+        step.arrays["logprobs"].astype(np.float32),
+        step.arrays["ranks"].astype(np.int32),
+        step.arrays["top_token_ids"].astype(np.int32),
+        step.arrays["top_logprobs"].astype(np.float32),
     )
 
 
@@ -223,6 +247,18 @@ def _random_k_quant(
     scales = rng.uniform(0.5, 1.5, (num_blocks, num_scales)) * scale * 2 / largest
     blocks[:, where] = scales.astype(np.float16).view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
+
+
+def _sampling(sampling: Sequence[Sampling]) -> SamplingArray:
+    entries = greedy_sampling(len(sampling))
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position", "num_prompt_tokens", "num_logprobs",
+                 "scored_token", "repetition_penalty", "frequency_penalty", "presence_penalty"):  # fmt: skip
+        entries[name] = [getattr(one, name) for one in sampling]
+    entries["num_biases"] = [len(one.biases) for one in sampling]
+    entries["first_bias"] = np.cumsum(entries["num_biases"]) - entries["num_biases"]
+    counts = np.maximum(entries["num_logprobs"], 0)
+    entries["first_logprob"] = np.cumsum(counts) - counts
+    return entries
 
 
 def _block_tables(chunks: Sequence[Chunk]) -> npt.NDArray[np.int32]:

@@ -9,13 +9,14 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 
 from octavo.backends.native.executor import NativeExecutor
 from octavo.backends.native.library import FloatArray
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
-from octavo.step import BlockCopy, KvGroup, RowStart, RowStep, SampledToken, StepPlan
+from octavo.step import BlockCopy, KvGroup, RowStart, RowStep, SampledToken, StepPlan, TokenLogprobs
 from octavo.weights.gguf import GGUFType
 from tests.native.tiny import FAMILIES, GEMMA, LLAMA, TinyModel
 
@@ -59,6 +60,10 @@ def prompt_of(rng: np.random.Generator, num_tokens: int) -> tuple[int, ...]:
     return tuple(rng.integers(0, LLAMA.vocab_size, num_tokens).tolist())
 
 
+def start_of(row: int, token_ids: tuple[int, ...]) -> RowStart:
+    return RowStart(row, token_ids, len(token_ids), GREEDY)
+
+
 def relative_error(found: FloatArray, expected: FloatArray) -> float:
     return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
@@ -96,6 +101,14 @@ class Running:
     num_behind: list[int] = field(default_factory=list)  # blocks of each layer group that the window has passed
     output: list[int] = field(default_factory=list)
     started: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    mask: bytes | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scored: list[TokenLogprobs] = field(default_factory=list)
+    num_prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.tokens)
 
 
 class Driver:
@@ -112,7 +125,7 @@ class Driver:
     def step(self, chunks: Sequence[tuple[Running, int]]) -> None:
         """Each request computes so many of its tokens, or all it has; who has caught up samples one more."""
         starts = tuple(
-            RowStart(r.row, tuple(r.tokens), r.sampling, r.forbidden, r.min_total_tokens)
+            RowStart(r.row, tuple(r.tokens), r.num_prompt, r.sampling, r.forbidden, r.min_total_tokens, r.bad_words)
             for r, _ in chunks
             if not r.started
         )
@@ -125,6 +138,10 @@ class Driver:
         for request, token in zip(sampling, output.tokens, strict=True):
             request.tokens.append(token.token_id)
             request.output.append(token.token_id)
+            request.logprobs += [token.logprobs] if token.logprobs is not None else []
+        by_row = {request.row: request for request, _ in chunks}
+        for scored in output.scored:
+            by_row[scored.row].scored += scored.logprobs
 
     def _row_step(self, request: Running, limit: int) -> RowStep:
         count = min(limit, len(request.tokens) - request.num_computed)
@@ -134,7 +151,13 @@ class Driver:
         new_blocks = tuple(self._new_blocks(request, group, first, last) for group in range(len(self.groups)))
         request.num_computed = last
         request.started = True
-        return RowStep(request.row, first, count, new_blocks, samples=last == len(request.tokens))
+        scores = request.sampling.prompt_logprobs is not None
+        scored = range(first, min(last, request.num_prompt - 1)) if scores else range(0)
+        samples = last == len(request.tokens)
+        return RowStep(
+            request.row, first, count, new_blocks, samples,
+            scored_positions=scored, mask=request.mask if samples else None,
+        )  # fmt: skip
 
     def _new_blocks(self, request: Running, group: int, first: int, last: int) -> tuple[int, ...]:
         blocks, free, window = request.blocks[group], self.free[group], self.groups[group].window
@@ -277,6 +300,96 @@ def test_every_accepted_sampling_parameter_can_be_computed(executor: NativeExecu
     alone(executor, rng, prompt, sampling=replace(plain, temperature=1e6))
 
 
+def log_softmax(logits: FloatArray) -> FloatArray:
+    found: FloatArray = torch.from_numpy(logits).double().log_softmax(-1).float().numpy()
+    return found
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_every_token_of_prompt_and_output_has_its_log_probability(
+    executor: NativeExecutor, rng: np.random.Generator, chunk: int
+) -> None:
+    """In any chunking, beside a request that asks for none, and whatever was done to the logits before sampling."""
+    prompt = prompt_of(rng, 23)
+    sampling = SamplingParams(
+        max_tokens=None, seed=1, logprobs=3, prompt_logprobs=2, frequency_penalty=1.5, logit_bias={7: 5.0}
+    )
+    driver = Driver(executor, rng)
+    request, bystander = Running(2, list(prompt), sampling), Running(5, list(prompt_of(rng, 9)))
+    while len(request.output) < 6:
+        driver.step([(bystander, 64), (request, chunk)])
+    expected = log_softmax(executor.score([*prompt, *request.output]))
+    assert [found.token_id for found in request.scored] == list(prompt[1:])
+    assert [found.token_id for found in request.logprobs] == request.output
+    assert bystander.scored == bystander.logprobs == []
+    for position, found in enumerate([*request.scored, *request.logprobs]):
+        row = expected[position]
+        num_top = 2 if position < len(prompt) - 1 else 3
+        assert found.logprob == pytest.approx(row[found.token_id], abs=1e-5)
+        assert found.rank == 1 + (row > row[found.token_id]).sum()
+        assert list(found.top_token_ids) == np.argsort(-row, kind="stable")[:num_top].tolist()
+        np.testing.assert_allclose(found.top_logprobs, row[list(found.top_token_ids)], atol=1e-5)
+
+
+def test_a_step_scores_only_what_it_computes_and_knows(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    prompt = prompt_of(rng, 9)
+    start = RowStart(0, prompt, 9, SamplingParams(max_tokens=None, prompt_logprobs=0))
+    for scored in (range(-1, 1), range(4, 10), range(8, 9), range(3, 3 + 40)):
+        with pytest.raises(StepError, match=r"score tokens|more than"):
+            executor.execute(StepPlan((start,), (RowStep(0, 0, 9, ((1,),), True, scored_positions=scored),)))
+
+
+def test_masks_and_allowed_tokens_leave_nothing_else(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    prompt = prompt_of(rng, 7)
+    allowed = tuple(sorted(rng.choice(LLAMA.vocab_size, 40, replace=False).tolist()))
+    half = rng.random(-(-LLAMA.vocab_size // 32) * 32) < 0.5
+    both = [token for token in allowed if half[token]]
+    mask = np.packbits(half, bitorder="little").tobytes()
+    logits = executor.score(prompt)[-1]
+    driver = Driver(executor, rng)
+    for sampling, given, expected in (
+        (replace(GREEDY, allowed_token_ids=allowed), None, list(allowed)),
+        (GREEDY, mask, np.flatnonzero(half[: LLAMA.vocab_size]).tolist()),
+        (replace(GREEDY, allowed_token_ids=allowed), mask, both),
+        (GREEDY, None, list(range(LLAMA.vocab_size))),
+    ):
+        request = Running(3, list(prompt), sampling, mask=given)
+        driver.step([(request, 64)])
+        assert request.output == [expected[int(np.argmax(logits[expected]))]]
+        driver.preempt(request)
+    with pytest.raises(StepError, match="the mask of row 3 has 4 bytes; a vocabulary of 301 takes 40"):
+        driver.step([(Running(3, list(prompt), mask=b"1234"), 64)])
+
+
+def test_bad_words_are_never_completed(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    prompt = prompt_of(rng, 7)
+    free = alone(executor, rng, prompt)
+    request = Running(1, list(prompt), bad_words=((free[0], free[1], free[2]), (free[0] + 1, free[3])))
+    output = Driver(executor, rng).finish(request, 10)
+    assert output[:2] == free[:2] and output[2] != free[2]
+    single = Running(1, list(prompt), bad_words=((free[0],),))
+    assert free[0] not in Driver(executor, rng).finish(single, 10)
+    in_prompt_only = Running(1, list(prompt), bad_words=((prompt[-1], free[0]),))
+    assert Driver(executor, rng).finish(in_prompt_only, 10)[0] == free[0]
+
+
+def test_penalties_survive_preemption_and_company(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """They are counted from the tokens, so that a request that starts again knows what it said."""
+    sampling = replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.7, presence_penalty=0.4)
+    prompt = prompt_of(rng, 20)
+    expected = alone(executor, rng, prompt, sampling=sampling)
+    driver = Driver(executor, rng)
+    request, bystander = Running(1, list(prompt), sampling), Running(4, list(prompt_of(rng, 5)))
+    while len(request.output) < 4:
+        driver.step([(request, 7), (bystander, 64)])
+    driver.preempt(request)
+    request.row = 6
+    while len(request.output) < 10:
+        driver.step([(bystander, 64), (request, 11)])
+    assert request.output == expected
+    assert expected != alone(executor, rng, prompt)
+
+
 def test_prompts_of_every_length_around_a_block(executor: NativeExecutor, rng: np.random.Generator) -> None:
     for num_tokens in (1, 15, 16, 17, 31, 32, 33):
         prompt = prompt_of(rng, num_tokens)
@@ -295,16 +408,14 @@ def test_a_row_can_be_filled_to_the_last_token(executor: NativeExecutor, rng: np
 
 def test_empty_plans_and_plans_that_only_start(executor: NativeExecutor, rng: np.random.Generator) -> None:
     assert executor.execute(StepPlan((), ())).tokens == ()
-    assert executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ())).tokens == ()
+    assert executor.execute(StepPlan((start_of(0, (1, 2, 3)),), ())).tokens == ()
     output = executor.execute(StepPlan((), (RowStep(0, 0, 3, ((5,),), samples=True),)))
     assert output.tokens == (SampledToken(0, int(executor.score([1, 2, 3])[-1].argmax())),)
 
 
 def test_tokens_given_between_steps_are_computed(executor: NativeExecutor, rng: np.random.Generator) -> None:
     prompt, given = prompt_of(rng, 9), tuple(prompt_of(rng, 5))
-    executor.execute(
-        StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 9, ((5,),) * len(executor.kv_groups), True),))
-    )
+    executor.execute(StepPlan((start_of(0, prompt),), (RowStep(0, 0, 9, ((5,),) * len(executor.kv_groups), True),)))
     sampled = int(executor.score(prompt)[-1].argmax())
     step = RowStep(0, 9, 6, (), samples=True, new_token_ids=given)
     output = executor.execute(StepPlan((), (step,)))
@@ -317,10 +428,10 @@ def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng:
     num_groups = len(executor.kv_groups)
     prompt, other = prompt_of(rng, 21), prompt_of(rng, 30)
     prefill = RowStep(0, 0, 21, ((5, 9),) * num_groups, samples=False)
-    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (prefill,)))
+    executor.execute(StepPlan((start_of(0, prompt),), (prefill,)))
     copies = [(BlockCopy(9, 30, group), BlockCopy(30, 31, group)) for group in range(num_groups)]
     executor.execute(StepPlan((), (), copies=tuple(chain(*copies))))
-    original, fork = RowStart(0, (*prompt, *other[:9]), GREEDY), RowStart(1, (*prompt, *other), GREEDY)
+    original, fork = start_of(0, (*prompt, *other[:9])), start_of(1, (*prompt, *other))
     steps = (
         RowStep(0, 21, 9, ((5, 9),) * num_groups, samples=True),
         RowStep(1, 21, 30, ((5, 31, 7, 8),) * num_groups, samples=True),
@@ -342,8 +453,8 @@ def test_impossible_copies_are_step_errors(executor: NativeExecutor, copy: Block
 def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng: np.random.Generator) -> None:
     """The copied block goes on to be written in the same step."""
     prompt = prompt_of(rng, 20)
-    executor.execute(StepPlan((RowStart(0, prompt, GREEDY),), (RowStep(0, 0, 18, ((0, 1),), samples=False),)))
-    plan = StepPlan((RowStart(1, prompt, GREEDY),), (RowStep(1, 18, 2, ((0, 2),), samples=True),), (BlockCopy(1, 2),))
+    executor.execute(StepPlan((start_of(0, prompt),), (RowStep(0, 0, 18, ((0, 1),), samples=False),)))
+    plan = StepPlan((start_of(1, prompt),), (RowStep(1, 18, 2, ((0, 2),), samples=True),), (BlockCopy(1, 2),))
     assert executor.execute(plan).tokens == (SampledToken(1, int(executor.score(prompt)[-1].argmax())),)
 
 
@@ -357,19 +468,19 @@ def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng:
         ((), RowStep(0, 0, 3, ((0,), (0,)), True), "blocks of 2 layer groups; there are 1"),
         ((), RowStep(0, 0, 3, ((64,),), True), r"block_tables\[0\] is 64"),
         ((), RowStep(0, 0, 3, (tuple(range(7)),), True), "given 7 blocks; it holds 6"),
-        ((RowStart(9, (1,), GREEDY),), RowStep(0, 0, 1, ((0,),), True), "row 9 does not exist"),
-        ((RowStart(1, (1,) * 98, GREEDY),), RowStep(1, 0, 1, ((0,),), True), "starts with 98 tokens"),
-        ((RowStart(1, (LLAMA.vocab_size,), GREEDY),), RowStep(1, 0, 1, ((0,),), True), r"token_ids\[0\] is 301"),
-        ((RowStart(1, (1,) * 65, GREEDY),), RowStep(1, 0, 65, (tuple(range(5)),), True), "more than a step can hold"),
+        ((start_of(9, (1,)),), RowStep(0, 0, 1, ((0,),), True), "row 9 does not exist"),
+        ((start_of(1, (1,) * 98),), RowStep(1, 0, 1, ((0,),), True), "starts with 98 tokens"),
+        ((start_of(1, (LLAMA.vocab_size,)),), RowStep(1, 0, 1, ((0,),), True), r"token_ids\[0\] is 301"),
+        ((start_of(1, (1,) * 65),), RowStep(1, 0, 65, (tuple(range(5)),), True), "more than a step can hold"),
     ],
 )
 def test_plans_that_do_not_fit_are_step_errors(
     executor: NativeExecutor, starts: tuple[RowStart, ...], step: RowStep, message: str
 ) -> None:
-    executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), ()))
+    executor.execute(StepPlan((start_of(0, (1, 2, 3)),), ()))
     with pytest.raises(StepError, match=message):
         executor.execute(StepPlan(starts, (step,)))
-    executor.execute(StepPlan((RowStart(0, (1, 2, 3), GREEDY),), (RowStep(0, 0, 3, ((5,),), samples=True),)))
+    executor.execute(StepPlan((start_of(0, (1, 2, 3)),), (RowStep(0, 0, 3, ((5,),), samples=True),)))
 
 
 def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> None:
@@ -384,7 +495,7 @@ def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> No
         executor.allocate([4], 2, 8, 32)
     executor.close()
     with pytest.raises(EngineError, match="closed"):
-        executor.execute(StepPlan((RowStart(0, (1,), GREEDY),), (RowStep(0, 0, 1, ((0,),), True),)))
+        executor.execute(StepPlan((start_of(0, (1,)),), (RowStep(0, 0, 1, ((0,),), True),)))
 
 
 def test_models_that_cannot_run_are_refused(isa: str, rng: np.random.Generator) -> None:

@@ -39,6 +39,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "oct_select_rows": abi.SelectRows,
     "oct_sample": abi.Sample,
     "oct_instruction": abi.Instruction,
+    "oct_sampling": abi.Sampling,
     "oct_step": abi.Step,
 }
 

@@ -171,9 +171,15 @@ CORRUPTIONS: list[tuple[str, int, float, str]] = [
     ("table_rows", 1, 2, r"table_rows\[1\] is 2; it must be from 0 to 1"),
     ("logit_rows", 1, 5, r"logit_rows\[1\] is 5"),
     ("logit_rows", 1, 2, r"logit_rows\[1\] is 2; it must be from 3 to 4"),
-    ("temperatures", 0, -1.0, r"temperatures\[0\] is -1"),
-    ("temperatures", 1, float("nan"), r"temperatures\[1\] is nan"),
-    ("bias_starts", 1, 3, r"bias_starts\[2\] is 1"),
+    ("sampling.temperature", 0, -1.0, r"sampling.temperature\[0\] is -1"),
+    ("sampling.temperature", 1, float("nan"), r"sampling.temperature\[1\] is nan"),
+    ("sampling.repetition_penalty", 1, 0, r"sampling.repetition_penalty\[1\] is 0"),
+    ("sampling.first_bias", 1, 3, r"sampling.first_bias\[1\] is 3"),
+    ("sampling.num_biases", 0, 2, r"sampling.num_biases\[0\] is 2; it must be from 0 to 1"),
+    ("sampling.scored_token", 0, 96, r"sampling.scored_token\[0\] is 96"),
+    ("sampling.num_logprobs", 1, 97, r"sampling.num_logprobs\[1\] is 97"),
+    ("sampling.num_logprobs", 1, 1, r"sampling.first_logprob\[1\] is 0; it must be from 0 to -1"),
+    ("sampling.position", 0, -1, r"sampling.position\[0\] is -1"),
     ("bias_token_ids", 0, 96, r"bias_token_ids\[0\] is 96; it must be from 0 to 95"),
 ]
 
@@ -184,7 +190,8 @@ def test_steps_out_of_range_are_errors_and_do_no_harm(
 ) -> None:
     program = whole_program(small)
     step = full_step()
-    step.arrays[array].reshape(-1)[index] = value
+    name, _, field = array.partition(".")
+    (step.arrays[name][field] if field else step.arrays[name].reshape(-1))[index] = value
     with pytest.raises(StepError, match=message):
         program.run(step.struct())
     program.run(full_step().struct())
@@ -201,7 +208,7 @@ def test_steps_out_of_range_are_errors_and_do_no_harm(
         ("num_table_rows", 1, r"table_rows\[1\] is 1; it must be from 0 to 0"),
         ("table_rows", None, "has no table_rows"),
         ("token_ids", None, "has no token_ids"),
-        ("seeds", None, "has no seeds"),
+        ("sampling", None, "has no sampling"),
     ],
 )
 def test_wrong_counts_and_missing_arrays_are_errors(

@@ -176,5 +176,89 @@ def test_a_row_draws_the_same_in_any_batch(isa: str, rng: np.random.Generator) -
     assert [found[0][i] for i in (0, 1, 13, 63)] == alone
 
 
+def test_log_probabilities_are_those_of_the_raw_logits(isa: str, rng: np.random.Generator) -> None:
+    """Against float64; ties rank by index; biases, masks and temperature change the token, not what is reported."""
+    context = Context(isa, 2)
+    for vocabulary, spread, num_logprobs in (
+        (5, 1.0, 5),
+        (1000, 4.0, 20),
+        (2051, 8.0, 3),
+        (5003, 0.5, 100),
+        (97, 1, 0),
+    ):
+        logits = in_bf16((rng.standard_normal((2, vocabulary)) * spread).astype(np.float32))
+        logits[1] = np.round(logits[1])
+        want = torch.from_numpy(logits).double().log_softmax(-1).numpy()
+        forbidden = {int(token): float("-inf") for token in rng.integers(0, vocabulary, vocabulary // 3)}
+        plain = Sampling(num_logprobs=num_logprobs)
+        cases = [
+            plain, plain,
+            replace(plain, temperature=2.0, top_k=40, biases=forbidden),
+            replace(plain, temperature=0.3, biases=forbidden),
+            replace(plain, scored_token=0), replace(plain, scored_token=vocabulary - 1, temperature=1.0),
+        ]  # fmt: skip
+        result = sample(context, logits, cases)
+        assert result.sampled[-2:].tolist() == [0, vocabulary - 1]
+        order = np.argsort(-logits, axis=-1, kind="stable")
+        for row, token in enumerate(result.sampled.tolist()):
+            assert result.logprobs[row] == pytest.approx(want[row % 2, token], abs=2e-5)
+            assert result.ranks[row] == 1 + order[row % 2].tolist().index(token)
+            top = slice(row * num_logprobs, (row + 1) * num_logprobs)
+            assert result.top_token_ids[top].tolist() == order[row % 2, :num_logprobs].tolist()
+            np.testing.assert_allclose(
+                result.top_logprobs[top], want[row % 2][order[row % 2, :num_logprobs]], atol=2e-5
+            )
+
+
+def test_log_probabilities_are_finite(context: Context) -> None:
+    logits = np.array([[1e30, 0.0, -1e30, 3.0]], np.float32)
+    result = sample(context, in_bf16(logits), [Sampling(num_logprobs=4), Sampling(scored_token=2, num_logprobs=0)])
+    assert result.logprobs.tolist() == [0.0, -9999.0]
+    assert result.top_logprobs.tolist() == [0.0] + [-9999.0] * 3
+
+
+def test_only_what_the_mask_allows_is_drawn(context: Context, rng: np.random.Generator) -> None:
+    vocabulary = 1003
+    logits = in_bf16(rng.standard_normal((1, vocabulary)).astype(np.float32))
+    allowed = rng.random(32 * 32) < 0.1
+    mask = np.packbits(allowed, bitorder="little").view(np.uint32)
+    cases = [Sampling(mask=mask)] + [Sampling(temperature=5.0, seed=seed, mask=mask) for seed in range(200)]
+    result = sample(context, logits, [*cases, Sampling()])
+    permitted = np.flatnonzero(allowed[:vocabulary])
+    assert result.sampled[0] == permitted[logits[0, permitted].argmax()]
+    assert set(result.sampled[:-1].tolist()) <= set(permitted.tolist())
+    assert result.sampled[-1] == logits[0].argmax()
+
+
+def test_penalties_are_those_of_vllm(context: Context, rng: np.random.Generator) -> None:
+    """Repetition over prompt and output, then frequency and presence over the output; biases come before them."""
+    vocabulary = 517
+    logits = in_bf16((rng.standard_normal((1, vocabulary)) * 5).astype(np.float32))
+    cases = []
+    for repetition, frequency, presence in ((1.0, 0.5, 0.0), (1.0, 0.0, -1.5), (1.4, 0.0, 0.0), (0.7, -0.3, 0.9)):
+        tokens = rng.integers(0, vocabulary, 60).tolist()
+        cases.append(
+            Sampling(
+                position=60, token_ids=tokens, num_prompt_tokens=int(rng.integers(0, 61)), biases={tokens[0]: 3.0},
+                repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence,
+            )
+        )  # fmt: skip
+    result = sample(context, logits, [*cases, *cases])
+    assert result.logits is not None
+    for row, case in enumerate([*cases, *cases]):
+        want = torch.from_numpy(logits[0].copy()).double()
+        want[case.token_ids[0]] += 3.0
+        seen = torch.zeros(vocabulary, dtype=torch.bool)
+        seen[list(case.token_ids)] = True
+        want = torch.where(seen & (want > 0), want / case.repetition_penalty, want)
+        want = torch.where(seen & (want < 0), want * case.repetition_penalty, want)
+        counts = torch.bincount(
+            torch.tensor(case.token_ids[case.num_prompt_tokens :], dtype=torch.int), minlength=vocabulary
+        )
+        want = want - case.frequency_penalty * counts - case.presence_penalty * (counts > 0)
+        np.testing.assert_allclose(result.logits[row], want.numpy(), rtol=1e-5, atol=1e-5)
+        assert result.sampled[row] == result.logits[row].argmax()
+
+
 def test_no_rows(context: Context) -> None:
     assert sample(context, np.zeros((1, 10), np.float32), []).sampled.tolist() == []

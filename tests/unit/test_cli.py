@@ -112,6 +112,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--kv-cache-memory",
         "--kv-cache-memory-bytes",
         "--log-format",
+        "--max-logprobs",
         "--max-model-len",
         "--max-num-batched-tokens",
         "--max-num-seqs",
@@ -127,7 +128,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
 
 def test_every_engine_argument_has_a_flag() -> None:
     assert EngineFlags().args("m") == EngineArgs("m")
-    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9)
+    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9, 50)
     args = flags.args("m")
     default = EngineArgs()
     for name in EngineArgs.__dataclass_fields__:

@@ -7,7 +7,7 @@ C++ compiler says.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, Union, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, Union, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 c_pointer = c_void_p  # to arrays; which element they have stands beside the field
@@ -129,6 +129,28 @@ class Instruction(Structure):
     _fields_ = [("op", c_int32), ("barrier", c_int32), ("operation", Operation)]
 
 
+class Sampling(Structure):
+    _fields_ = [
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("scored_token", c_int32),
+        ("num_logprobs", c_int32),
+        ("first_logprob", c_int32),
+        ("first_bias", c_int32),
+        ("num_biases", c_int32),
+        ("seed", c_uint64),
+        ("position", c_int64),
+        ("token_ids", c_uint64),  # a pointer to int32, as a number: NumPy has no pointers
+        ("num_prompt_tokens", c_int64),
+        ("mask", c_uint64),  # a pointer to uint32, as a number
+    ]
+
+
 class Step(Structure):
     _fields_ = [
         ("num_tokens", c_int32),
@@ -142,13 +164,9 @@ class Step(Structure):
         ("block_tables", c_pointer),  # int32
         ("table_rows", c_pointer),  # int32
         ("logit_rows", c_pointer),  # int32
-        ("temperatures", c_pointer),  # float
-        ("top_ks", c_pointer),  # int32
-        ("top_ps", c_pointer),  # float
-        ("min_ps", c_pointer),  # float
-        ("seeds", c_pointer),  # uint64
-        ("sample_positions", c_pointer),  # int64
-        ("bias_starts", c_pointer),  # int32
+        ("sampling", c_pointer),  # Sampling
+        ("num_biases", c_int32),
+        ("num_top_logprobs", c_int32),
         ("bias_token_ids", c_pointer),  # int32
         ("bias_values", c_pointer),  # float
         ("num_copies", c_int32),
@@ -156,6 +174,10 @@ class Step(Structure):
         ("copy_sources", c_pointer),  # int32
         ("copy_destinations", c_pointer),  # int32
         ("sampled_token_ids", c_pointer),  # int32
+        ("logprobs", c_pointer),  # float
+        ("ranks", c_pointer),  # int32
+        ("top_token_ids", c_pointer),  # int32
+        ("top_logprobs", c_pointer),  # float
         ("logits", c_pointer),  # float
     ]
 

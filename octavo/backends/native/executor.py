@@ -21,11 +21,12 @@ from octavo.backends.native.library import (
 from octavo.backends.native.lower import lower
 from octavo.backends.native.rows import Rows
 from octavo.backends.native.step_arrays import StepArrays
+from octavo.backends.native.step_results import step_output
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import EngineError, InvalidValueError
 from octavo.graph.trace import trace
 from octavo.quant.gguf import layout_of
-from octavo.step import KvGroup, SampledToken, StepOutput, StepPlan
+from octavo.step import KvGroup, StepOutput, StepPlan
 from octavo.weights.checkpoint import Checkpoint, StoredTensor
 
 Progress = Callable[[int, int], None]  # bytes of the file packed so far, and of all
@@ -100,18 +101,18 @@ class NativeExecutor:
         """Makes the KV cache, with `num_blocks[n]` blocks for layer group n, the rows and the arena. Call it once."""
         if self._program is not None:
             raise EngineError("the executor has already been allocated")
-        self._rows = Rows(max_num_seqs, max_model_len, len(self.kv_groups))
+        self._rows = Rows(max_num_seqs, max_model_len, len(self.kv_groups), self.vocab_size)
         self._arrays = StepArrays(
             max_tokens=max_num_batched_tokens,
             max_requests=max_num_seqs,
             block_tables=self._rows.block_tables,
-            max_logit_rows=max_num_seqs,
+            max_logit_rows=max_num_batched_tokens,
         )
         kv = self._kv_layout.cache(num_blocks)
-        self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_seqs)
+        self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_batched_tokens)
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Runs the plan and gives the token sampled for each of its steps with `samples`, in order.
+        """Runs the plan and gives the tokens it sampled and scored, in order.
 
         Raises `StepError` when the plan does not fit the rows; the rows of other requests are unharmed.
         """
@@ -122,11 +123,11 @@ class NativeExecutor:
         if not plan.steps and not plan.copies:
             return StepOutput()
         self._arrays.set_copies(plan.copies)
-        rows = self._rows.gather(plan.steps, self._arrays)
+        logit_rows = self._rows.gather(plan.steps, self._arrays)
         self._program.run(self._arrays.struct)
-        sampled = self._arrays.sampled_token_ids[: len(rows)]
-        self._rows.append(rows, sampled)
-        return StepOutput(tuple(map(SampledToken, rows.tolist(), sampled.tolist())))
+        drawn = ~logit_rows.scored
+        self._rows.append(logit_rows.rows[drawn], self._arrays.sampled_token_ids[: len(drawn)][drawn])
+        return step_output(logit_rows, self._arrays)
 
     def score(self, token_ids: Sequence[int]) -> FloatArray:
         """Logits after every position of one prompt, [len, vocabulary]; nothing of it stays. For tests of accuracy."""

@@ -7,27 +7,15 @@ loop over tokens and with next to none over requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from octavo.backends.native.logit_rows import IndexArray, LogitRows, logit_rows_of
+from octavo.backends.native.sampling_rows import SamplingRows
 from octavo.backends.native.step_arrays import Int32Array, StepArrays
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import StepError
 from octavo.step import RowStart, RowStep
-
-IndexArray = npt.NDArray[np.int64]
-SEED_MASK = (1 << 64) - 1
-_INT32_MAX = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Forbidden:
-    """Tokens a row must not sample while it holds fewer than `min_total_tokens` tokens."""
-
-    token_ids: tuple[int, ...]
-    min_total_tokens: int
 
 
 class Rows:
@@ -36,7 +24,7 @@ class Rows:
     `block_tables` [layer groups, rows, blocks of a row] are what a step's `table_rows` pick from.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, num_groups: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, num_groups: int, vocab_size: int) -> None:
         self.max_num_seqs = max_num_seqs
         max_blocks = -(-max_model_len // BLOCK_TOKENS)
         self._token_ids: Int32Array = np.zeros(
@@ -45,12 +33,7 @@ class Rows:
         self._num_tokens: IndexArray = np.zeros(max_num_seqs, np.int64)
         self.block_tables: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self._num_blocks = [[0] * num_groups for _ in range(max_num_seqs)]
-        self._temperatures = np.zeros(max_num_seqs, np.float32)
-        self._top_ks = np.zeros(max_num_seqs, np.int32)
-        self._top_ps = np.ones(max_num_seqs, np.float32)
-        self._min_ps = np.zeros(max_num_seqs, np.float32)
-        self._seeds = np.zeros(max_num_seqs, np.uint64)
-        self._forbidden: dict[int, _Forbidden] = {}
+        self._sampling = SamplingRows(self._token_ids, vocab_size)
 
     def start(self, start: RowStart) -> None:
         """A request takes the row: its tokens and parameters replace whatever was there, its block table is empty."""
@@ -62,22 +45,13 @@ class Rows:
         self._token_ids[row, :num_tokens] = start.token_ids
         self._num_tokens[row] = num_tokens
         self._num_blocks[row] = [0] * len(self.block_tables)
-        sampling = start.sampling
-        self._temperatures[row] = sampling.temperature
-        self._top_ks[row] = min(max(sampling.top_k, 0), _INT32_MAX)
-        self._top_ps[row] = sampling.top_p
-        self._min_ps[row] = sampling.min_p
-        self._seeds[row] = (sampling.seed or 0) & SEED_MASK
-        self._forbidden.pop(row, None)
-        if start.forbidden_token_ids and num_tokens < start.min_total_tokens:
-            self._forbidden[row] = _Forbidden(start.forbidden_token_ids, start.min_total_tokens)
+        self._sampling.start(start)
 
-    def gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> IndexArray:
-        """Fills `arrays` with what `steps` compute and gives the rows that sample, in order."""
+    def gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
+        """Fills `arrays` with what `steps` compute; says where each row of logits belongs."""
         rows = np.array([step.row for step in steps], np.int64)
         starts = np.array([step.num_computed_tokens for step in steps], np.int64)
         counts = np.array([step.num_tokens for step in steps], np.int64)
-        samples = np.array([step.samples for step in steps], np.bool_)
         ends = starts + counts
         for step in steps:
             if step.new_token_ids:
@@ -88,15 +62,16 @@ class Rows:
                 self._append_blocks(step.row, step.new_block_ids)
         num_tokens = self._gather_tokens(rows, starts, counts, arrays)
         arrays.table_rows[: len(rows)] = rows
-        sampling_rows = rows[samples]
-        self._gather_sampling(sampling_rows, ends[samples], arrays)
-        arrays.logit_rows[: len(sampling_rows)] = arrays.query_starts[1 : len(rows) + 1][samples] - 1
+        logit_rows = logit_rows_of(steps)
+        self._check_scored(logit_rows, num_tokens)
+        arrays.logit_rows[: len(logit_rows)] = logit_rows.token_indices
+        self._sampling.gather(logit_rows, arrays)
         arrays.set_counts(
             num_tokens=num_tokens,
             num_requests=len(rows),
-            num_logit_rows=len(sampling_rows),
+            num_logit_rows=len(logit_rows),
         )
-        return sampling_rows
+        return logit_rows
 
     def append(self, rows: IndexArray, token_ids: Int32Array) -> None:
         """Each row now knows one more token."""
@@ -126,6 +101,17 @@ class Rows:
                 f"rows {numbers} compute tokens {starts.tolist()} to {ends.tolist()}, but hold {held.tolist()}"
             )
 
+    def _check_scored(self, logit_rows: LogitRows, num_tokens: int) -> None:
+        """Only tokens that are known can be scored, after tokens of this step."""
+        scored = logit_rows.scored
+        known = logit_rows.positions < self._num_tokens[logit_rows.rows]
+        indices = logit_rows.token_indices
+        if len(indices) > num_tokens or not (known | ~scored).all() or not (np.diff(indices, prepend=-1) > 0).all():
+            raise StepError(
+                f"rows {logit_rows.rows[scored].tolist()} score tokens {logit_rows.positions[scored].tolist()}, which "
+                "they do not hold or do not compute in this step"
+            )
+
     def _append_blocks(self, row: int, block_ids: tuple[tuple[int, ...], ...]) -> None:
         num_groups, _, max_blocks = self.block_tables.shape
         if len(block_ids) != num_groups:
@@ -148,26 +134,3 @@ class Rows:
         arrays.positions[:num_tokens] = positions
         arrays.token_ids[:num_tokens] = self._token_ids[np.repeat(rows, counts), positions]
         return num_tokens
-
-    def _gather_sampling(self, rows: IndexArray, num_tokens: IndexArray, arrays: StepArrays) -> None:
-        count = len(rows)
-        arrays.temperatures[:count] = self._temperatures[rows]
-        arrays.top_ks[:count] = self._top_ks[rows]
-        arrays.top_ps[:count] = self._top_ps[rows]
-        arrays.min_ps[:count] = self._min_ps[rows]
-        arrays.seeds[:count] = self._seeds[rows]
-        arrays.sample_positions[:count] = num_tokens
-        arrays.bias_starts[: count + 1] = 0
-        if self._forbidden:
-            self._gather_biases(rows, num_tokens, arrays)
-
-    def _gather_biases(self, rows: IndexArray, num_tokens: IndexArray, arrays: StepArrays) -> None:
-        token_ids: list[int] = []
-        for index, (row, held) in enumerate(zip(rows.tolist(), num_tokens.tolist(), strict=True)):
-            forbidden = self._forbidden.get(row)
-            if forbidden is not None and held < forbidden.min_total_tokens:
-                token_ids.extend(forbidden.token_ids)
-            elif forbidden is not None:
-                del self._forbidden[row]
-            arrays.bias_starts[index + 1] = len(token_ids)
-        arrays.set_biases(np.array(token_ids, np.int32), np.full(len(token_ids), -np.inf, np.float32))

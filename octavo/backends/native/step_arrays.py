@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,20 @@ from octavo.backends.native.library import FloatArray
 from octavo.step import BlockCopy
 
 Int32Array = npt.NDArray[np.int32]
+MaskArray = npt.NDArray[np.uint32]
+SamplingArray = npt.NDArray[np.void]
+
+SAMPLING = np.dtype(abi.Sampling)
+
+
+def greedy_sampling(count: int) -> SamplingArray:
+    """Entries that draw the likeliest token and report nothing."""
+    sampling: SamplingArray = np.zeros(count, SAMPLING)
+    sampling["top_p"] = 1
+    sampling["repetition_penalty"] = 1
+    sampling["scored_token"] = -1
+    sampling["num_logprobs"] = -1
+    return sampling
 
 
 class StepArrays:
@@ -28,17 +42,16 @@ class StepArrays:
         self.block_tables = block_tables
         self.table_rows: Int32Array = np.zeros(max_requests, np.int32)
         self.logit_rows: Int32Array = np.zeros(max_logit_rows, np.int32)
-        self.temperatures: FloatArray = np.zeros(max_logit_rows, np.float32)
-        self.top_ks: Int32Array = np.zeros(max_logit_rows, np.int32)
-        self.top_ps: FloatArray = np.ones(max_logit_rows, np.float32)
-        self.min_ps: FloatArray = np.zeros(max_logit_rows, np.float32)
-        self.seeds: npt.NDArray[np.uint64] = np.zeros(max_logit_rows, np.uint64)
-        self.sample_positions: npt.NDArray[np.int64] = np.zeros(max_logit_rows, np.int64)
-        self.bias_starts: Int32Array = np.zeros(max_logit_rows + 1, np.int32)
+        self.sampling = greedy_sampling(max_logit_rows)
         self.bias_token_ids: Int32Array = np.zeros(0, np.int32)
         self.bias_values: FloatArray = np.zeros(0, np.float32)
         self.copies: Int32Array = np.zeros((3, 0), np.int32)
         self.sampled_token_ids: Int32Array = np.zeros(max_logit_rows, np.int32)
+        self.logprobs: FloatArray = np.zeros(max_logit_rows, np.float32)
+        self.ranks: Int32Array = np.zeros(max_logit_rows, np.int32)
+        self.top_token_ids: Int32Array = np.zeros(0, np.int32)
+        self.top_logprobs: FloatArray = np.zeros(0, np.float32)
+        self._masks: Mapping[int, MaskArray] = {}
         self.struct = abi.Step(
             num_table_rows=block_tables.shape[1],
             max_blocks=block_tables.shape[2],
@@ -48,14 +61,10 @@ class StepArrays:
             block_tables=self.block_tables.ctypes.data,
             table_rows=self.table_rows.ctypes.data,
             logit_rows=self.logit_rows.ctypes.data,
-            temperatures=self.temperatures.ctypes.data,
-            top_ks=self.top_ks.ctypes.data,
-            top_ps=self.top_ps.ctypes.data,
-            min_ps=self.min_ps.ctypes.data,
-            seeds=self.seeds.ctypes.data,
-            sample_positions=self.sample_positions.ctypes.data,
-            bias_starts=self.bias_starts.ctypes.data,
+            sampling=self.sampling.ctypes.data,
             sampled_token_ids=self.sampled_token_ids.ctypes.data,
+            logprobs=self.logprobs.ctypes.data,
+            ranks=self.ranks.ctypes.data,
         )
 
     def set_counts(self, *, num_tokens: int, num_requests: int, num_logit_rows: int) -> None:
@@ -75,7 +84,23 @@ class StepArrays:
             self.struct.copy_sources, self.struct.copy_destinations = sources, destinations
 
     def set_biases(self, token_ids: Int32Array, values: FloatArray) -> None:
-        """The biases that `bias_starts` points into; kept until the next call."""
+        """The biases that entries of `sampling` point into; kept until the next call."""
         self.bias_token_ids, self.bias_values = token_ids, values
+        self.struct.num_biases = len(token_ids)
         self.struct.bias_token_ids = token_ids.ctypes.data
         self.struct.bias_values = values.ctypes.data
+
+    def set_masks(self, masks: Mapping[int, MaskArray]) -> None:
+        """The masks of entries of `sampling`, by index; kept until the next call."""
+        for index, mask in masks.items():
+            self.sampling["mask"][index] = mask.ctypes.data
+        self._masks = masks
+
+    def make_room_for_top_logprobs(self, count: int) -> None:
+        """Makes `top_token_ids` and `top_logprobs` at least `count` long."""
+        if count > len(self.top_token_ids):
+            self.top_token_ids = np.zeros(count, np.int32)
+            self.top_logprobs = np.zeros(count, np.float32)
+        self.struct.num_top_logprobs = len(self.top_token_ids)
+        self.struct.top_token_ids = self.top_token_ids.ctypes.data
+        self.struct.top_logprobs = self.top_logprobs.ctypes.data

@@ -1,0 +1,42 @@
+"""What a step has left in its arrays, as a `StepOutput`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from octavo.backends.native.logit_rows import LogitRows
+from octavo.backends.native.step_arrays import StepArrays
+from octavo.step import SampledToken, ScoredTokens, StepOutput, TokenLogprobs
+
+
+def step_output(logit_rows: LogitRows, arrays: StepArrays) -> StepOutput:
+    """The tokens that were drawn and those that were scored, in the order of the plan."""
+    count = len(logit_rows)
+    rows, token_ids = logit_rows.rows.tolist(), arrays.sampled_token_ids[:count].tolist()
+    reported = np.flatnonzero(arrays.sampling["num_logprobs"][:count] >= 0).tolist()
+    if not reported:
+        return StepOutput(tuple(map(SampledToken, rows, token_ids)))
+    logprobs = {index: _token_logprobs(index, arrays) for index in reported}
+    drawn = np.flatnonzero(~logit_rows.scored).tolist()
+    scored = groupby(np.flatnonzero(logit_rows.scored).tolist(), key=rows.__getitem__)
+    return StepOutput(
+        tuple(SampledToken(rows[index], token_ids[index], logprobs.get(index)) for index in drawn),
+        tuple(ScoredTokens(row, tuple(logprobs[index] for index in indices)) for row, indices in scored),
+    )
+
+
+def _token_logprobs(index: int, arrays: StepArrays) -> TokenLogprobs:
+    entry = arrays.sampling[index]
+    first = int(entry["first_logprob"])
+    last = first + int(entry["num_logprobs"])
+    likeliest = arrays.top_token_ids[first:last]
+    known = likeliest >= 0  # logits that are NaN leave places empty
+    return TokenLogprobs(
+        token_id=int(arrays.sampled_token_ids[index]),
+        logprob=float(arrays.logprobs[index]),
+        rank=int(arrays.ranks[index]),
+        top_token_ids=tuple(likeliest[known].tolist()),
+        top_logprobs=tuple(arrays.top_logprobs[first:last][known].tolist()),
+    )
