@@ -1,0 +1,218 @@
+"""Attention over a KV cache that no processor cache holds, against its floors.
+
+    python -m benchmarks.attention [--isa ISA] [--case NAME ...] [--repeats N] [--json OUT]
+
+Decoding reads every page of every request once: its floor is bytes over the bandwidth measured beside it. Prefilling
+multiplies: its floor is the useful operations (causal: half a square) over the bf16 peak. Cases take turns; every
+figure is the median of the repetitions, for all layers of the model together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import State, measure_state
+from octavo.backends.native.assemble import assemble
+from octavo.backends.native.instructions import Attention, Buffer, BufferKind, Instruction, ProgramText
+from octavo.backends.native.kv_layout import KvLayout
+from octavo.backends.native.library import Context, Peak
+from octavo.backends.native.step_arrays import StepArrays
+from octavo.config import BLOCK_TOKENS
+from octavo.engine.machine import read_machine
+from octavo.graph.ops import KvLayer
+from octavo.step import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention of a model."""
+
+    name: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    window: int | None = None
+
+    @property
+    def layers(self) -> list[KvLayer]:
+        return [KvLayer(i, self.num_kv_heads, self.head_size, self.window) for i in range(self.num_layers)]
+
+
+SMOLLM2 = Heads("SmolLM2", 30, 9, 3, 64)
+QWEN = Heads("Qwen-0.5B", 24, 14, 2, 64)
+GEMMA = Heads("Gemma-270M", 15, 4, 1, 256, window=512)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`num_requests` requests that each compute `num_tokens` tokens after `context` others."""
+
+    heads: Heads
+    num_requests: int
+    num_tokens: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.heads.name} {self.num_requests}x{self.num_tokens}@{self.context}"
+
+    @property
+    def seen(self) -> int:
+        """Pairs of a query and a key it sees, in one layer and head."""
+        positions = range(self.context, self.context + self.num_tokens)
+        window = self.heads.window or 1 << 62
+        return self.num_requests * sum(min(position + 1, window) for position in positions)
+
+    def floor_s(self, kv_bytes: int, state: State, bf16_gflops: float) -> float:
+        operations = self.seen * self.heads.num_heads * self.heads.head_size * 4 * self.heads.num_layers
+        return max(kv_bytes / state.read_gb_per_s, operations / bf16_gflops) * 1e-9
+
+
+CASES = (
+    Case(SMOLLM2, 64, 1, 128),
+    Case(SMOLLM2, 64, 1, 500),
+    Case(SMOLLM2, 16, 1, 500),
+    Case(SMOLLM2, 1, 1, 500),
+    Case(SMOLLM2, 1, 1, 4000),
+    Case(SMOLLM2, 1, 128, 0),
+    Case(SMOLLM2, 1, 512, 0),
+    Case(SMOLLM2, 1, 512, 1536),
+    Case(QWEN, 16, 1, 500),
+    Case(QWEN, 1, 512, 0),
+    Case(GEMMA, 16, 1, 900),
+    Case(GEMMA, 1, 512, 512),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    case: str
+    ms: float
+    of_floor: float
+    kv_gb_per_s: float
+    barrier_ns: float
+    read_gb_per_s: float
+
+
+class Batch:
+    """The attention of all layers in one program, over shuffled pages."""
+
+    def __init__(self, context: Context, case: Case) -> None:
+        heads = case.heads
+        length = case.context + case.num_tokens
+        blocks = -(-length // BLOCK_TOKENS)
+        layout = KvLayout(heads.layers)
+        num_blocks = blocks * case.num_requests
+        self._kv = layout.cache([num_blocks + 1])
+        block_bytes = layout.groups[0].block_bytes
+        seen_blocks = blocks if heads.window is None else min(blocks, -(-heads.window // BLOCK_TOKENS) + 1)
+        self.kv_bytes = block_bytes * seen_blocks * case.num_requests
+        columns = heads.num_heads * heads.head_size
+        buffers = (
+            Buffer(BufferKind.F32, columns + 2 * heads.num_kv_heads * heads.head_size),
+            Buffer(BufferKind.F32, columns),
+        )
+        scale = heads.head_size**-0.5
+        attentions = (Instruction(Attention(0, 1, heads.num_heads, layer, scale)) for layer in heads.layers)
+        num_tokens = case.num_requests * case.num_tokens
+        self._program = assemble(
+            ProgramText(buffers, tuple(attentions)),
+            context,
+            self._kv,
+            weights={},
+            vectors={},
+            max_tokens=num_tokens,
+            max_logit_rows=1,
+        )
+        tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
+        self._arrays = StepArrays(
+            max_tokens=num_tokens,
+            max_requests=case.num_requests,
+            block_tables=tables.reshape(1, case.num_requests, blocks),
+            max_logit_rows=1,
+        )
+        self._arrays.positions[:] = np.tile(np.arange(case.context, length), case.num_requests)
+        self._arrays.query_starts[:] = np.arange(case.num_requests + 1) * case.num_tokens
+        self._arrays.table_rows[:] = np.arange(case.num_requests)
+        self._arrays.set_counts(num_tokens=num_tokens, num_requests=case.num_requests, num_logit_rows=0)
+        self._context = context
+        self._touch_pages(num_blocks)
+
+    def _touch_pages(self, num_blocks: int) -> None:
+        """Pages that were never written would all be the same memory. One more block is copied to every other."""
+        self._arrays.set_copies([BlockCopy(num_blocks, block) for block in range(num_blocks)])
+        self._program.run(self._arrays.struct)
+        self._arrays.set_copies([])
+
+    def seconds(self) -> float:
+        self._context.barrier_ns(100)  # wakes the team
+        began = time.perf_counter()
+        self._program.run(self._arrays.struct)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        self._program.close()
+        self._kv.close()
+
+
+def measure(context: Context, cases: Sequence[Case], repeats: int) -> list[Figure]:
+    bf16_gflops = context.peak_gops(Peak.BF16)
+    figures = []
+    for case in cases:
+        batch = Batch(context, case)
+        batch.seconds()
+        states, times = [], []
+        for _ in range(repeats):
+            states.append(measure_state(context))
+            times += [batch.seconds() for _ in range(3)]
+        batch.close()
+        state = State(
+            statistics.median(state.barrier_ns for state in states),
+            statistics.median(state.read_gb_per_s for state in states),
+        )
+        seconds = statistics.median(times)
+        figures.append(
+            Figure(
+                case=case.name,
+                ms=seconds * 1e3,
+                of_floor=case.floor_s(batch.kv_bytes, state, bf16_gflops) / seconds,
+                kv_gb_per_s=batch.kv_bytes / seconds * 1e-9,
+                barrier_ns=state.barrier_ns,
+                read_gb_per_s=state.read_gb_per_s,
+            )
+        )
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--isa", help="an instruction set below the best")
+    parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], help="only these")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    cases = [case for case in CASES if args.case is None or case.name in args.case]
+    context = Context(args.isa, read_machine().num_cores)
+    figures = measure(context, cases, args.repeats)
+    print(f"| {context.isa}, {context.threads} threads | ms | of floor | KV GB/s | barrier ns | read GB/s |")
+    print("|---|---|---|---|---|---|")
+    for figure in figures:
+        print(
+            f"| {figure.case} | {figure.ms:.2f} | {figure.of_floor:.0%} | {figure.kv_gb_per_s:.1f} "
+            f"| {figure.barrier_ns:.0f} | {figure.read_gb_per_s:.1f} |"
+        )
+    if args.json is not None:
+        args.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
