@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import State, measure_state
+from benchmarks.machine import State, measure_state, settle
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import Attention, Buffer, BufferKind, Instruction, ProgramText
 from octavo.backends.native.kv_layout import KvLayout
@@ -154,7 +154,7 @@ class Batch:
         self._arrays.set_copies([])
 
     def seconds(self) -> float:
-        self._context.barrier_ns(100)  # wakes the team
+        settle(self._context)
         began = time.perf_counter()
         self._program.run(self._arrays.struct)
         return time.perf_counter() - began

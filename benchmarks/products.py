@@ -105,13 +105,15 @@ class ColdProducts:
             max_tokens=max_rows,
             max_logit_rows=1,
         )
-        self._arrays = StepArrays(max_tokens=max_rows, max_requests=1, max_blocks=1, max_logit_rows=1)
+        self._arrays = StepArrays(
+            max_tokens=max_rows, max_requests=1, block_tables=np.zeros((1, 1, 1), np.int32), max_logit_rows=1
+        )
         self._arrays.positions[:] = np.arange(max_rows)
 
     def seconds(self, rows: int) -> float:
         """How long one product of `rows` rows takes."""
         self._arrays.query_starts[1] = rows
-        self._arrays.set_counts(num_tokens=rows, num_requests=1, num_logit_rows=0, max_blocks=1)
+        self._arrays.set_counts(num_tokens=rows, num_requests=1, num_logit_rows=0)
         settle(self._context)
         began = time.perf_counter()
         self._program.run(self._arrays.struct)
