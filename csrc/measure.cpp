@@ -29,22 +29,7 @@ double barrier_ns(Team& team, int rounds) {
   return seconds * 1e9 / rounds;
 }
 
-uint64_t read_sum(const uint8_t* data, int64_t bytes) {
-  typedef uint64_t Words __attribute__((vector_size(64)));
-  Words sums[4] = {};
-  for (int64_t i = 0; i + int64_t(sizeof sums) <= bytes; i += sizeof sums) {
-    for (int k = 0; k < 4; ++k) {
-      Words words;
-      memcpy(&words, data + i + k * sizeof words, sizeof words);
-      sums[k] += words;
-    }
-  }
-  uint64_t total = 0;
-  for (int k = 0; k < 8; ++k) total += sums[0][k] + sums[1][k] + sums[2][k] + sums[3][k];
-  return total;
-}
-
-double read_gbps(Team& team, int64_t bytes, PageSize page_size) {
+double read_gbps(Team& team, const Kernels& kernels, int64_t bytes, PageSize page_size) {
   if (bytes < 1) throw Error("cannot time reading " + std::to_string(bytes) + " bytes");
   Arena arena{size_t(bytes), page_size};
   int64_t share = bytes / team.num_threads() / 4096 * 4096;
@@ -55,7 +40,7 @@ double read_gbps(Team& team, int64_t bytes, PageSize page_size) {
     memset(mine, 1, size_t(share));
     team.barrier();
     auto start = std::chrono::steady_clock::now();
-    sink += read_sum(mine, share);
+    sink += kernels.read_sum(mine, share);
     team.barrier();
     if (thread == 0) seconds = seconds_since(start);
   });
@@ -96,7 +81,8 @@ double oct_measure_barrier_ns(oct_context* context, int rounds) {
 
 double oct_measure_read_gbps(oct_context* context, int64_t bytes, int use_huge_pages) {
   return guarded(-1.0, [&] {
-    return octavo::read_gbps(context->team, bytes, use_huge_pages ? octavo::PageSize::huge : octavo::PageSize::small);
+    octavo::PageSize page_size = use_huge_pages ? octavo::PageSize::huge : octavo::PageSize::small;
+    return octavo::read_gbps(context->team, context->kernels, bytes, page_size);
   });
 }
 

@@ -203,6 +203,7 @@ struct Kernels {
 
   // measuring: `rounds` rounds of multiply-adds in registers (oct_peak); how many operations that was
   int64_t (*run_peak)(int type, int64_t rounds);
+  uint64_t (*read_sum)(const uint8_t* data, int64_t bytes);
 };
 
 extern const Kernels kernels_scalar;

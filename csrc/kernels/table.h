@@ -8,9 +8,9 @@
 #include "norm.h"
 #include "operand.h"
 #include "pack.h"
-#include "peak.h"
 #include "rope.h"
 #include "sample.h"
+#include "yardstick.h"
 
 namespace octavo {
 namespace {
@@ -34,6 +34,7 @@ constexpr Kernels kernel_table(const char* name) {
   table.attention = attention;
   table.sample = sample;
   table.run_peak = run_peak;
+  table.read_sum = read_sum;
   return table;
 }
 

@@ -1,4 +1,5 @@
-// Multiply-adds that never leave the registers: the rate no product of this instruction set can exceed.
+// Loops that show what no kernel of this instruction set can exceed: multiply-adds that never leave the registers, and
+// plain reading.
 #pragma once
 #include "vec.h"
 
@@ -91,6 +92,29 @@ inline int64_t run_peak(int type, int64_t rounds) {
     case OCT_PEAK_BF16: return run_bf16_rounds(rounds);
   }
   return run_int8_rounds(rounds);
+}
+
+// The sum of all 64-bit words but for the last few bytes, read from four places at once: one alone is up to 5 % slower.
+inline uint64_t read_sum(const uint8_t* data, int64_t bytes) {
+  typedef uint64_t Words __attribute__((vector_size(64)));
+  constexpr int places = 4, lines = 4;
+  int64_t share = bytes / places / int64_t(lines * sizeof(Words)) * int64_t(lines * sizeof(Words));
+  Words sums[lines] = {};
+  for (int64_t i = 0; i < share; i += lines * sizeof(Words)) {
+#pragma GCC unroll 4
+    for (int place = 0; place < places; ++place) {
+#pragma GCC unroll 4
+      for (int line = 0; line < lines; ++line) {
+        Words words;
+        memcpy(&words, data + place * share + i + line * int64_t(sizeof words), sizeof words);
+        sums[line] += words;
+      }
+    }
+  }
+  Words total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  uint64_t sum = 0;
+  for (int i = 0; i < 8; ++i) sum += total[i];
+  return sum;
 }
 
 }  // namespace
