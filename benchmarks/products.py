@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import settle
+from octavo.backends.native import abi
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import (
     Buffer,
@@ -21,7 +22,6 @@ from octavo.backends.native.instructions import (
 )
 from octavo.backends.native.library import Context, PackedWeight
 from octavo.backends.native.lower import OPERAND_OF_LAYOUT
-from octavo.backends.native.step_arrays import StepArrays
 from octavo.quant.gguf import layout_of
 from octavo.weights.gguf import GGUFType
 
@@ -105,18 +105,22 @@ class ColdProducts:
             max_tokens=max_rows,
             max_logit_rows=1,
         )
-        self._arrays = StepArrays(
-            max_tokens=max_rows, max_requests=1, block_tables=np.zeros((1, 1, 1), np.int32), max_logit_rows=1
-        )
-        self._arrays.positions[:] = np.arange(max_rows)
+        self._token_ids = np.zeros(max_rows, np.int32)
+        self._positions = np.arange(max_rows, dtype=np.int32)
 
     def seconds(self, rows: int) -> float:
         """How long one product of `rows` rows takes."""
-        self._arrays.query_starts[1] = rows
-        self._arrays.set_counts(num_tokens=rows, num_requests=1, num_logit_rows=0)
+        query_starts = np.array([0, rows], np.int32)
+        step = abi.Step(
+            num_tokens=rows,
+            num_requests=1,
+            token_ids=self._token_ids.ctypes.data,
+            positions=self._positions.ctypes.data,
+            query_starts=query_starts.ctypes.data,
+        )
         settle(self._context)
         began = time.perf_counter()
-        self._program.run(self._arrays.struct)
+        self._program.run(step)
         return (time.perf_counter() - began) / self.count
 
     def close(self) -> None:
