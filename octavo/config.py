@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ActivationDtype = Literal["auto", "bf16", "int8"]
+EvictionPolicy = Literal["lru", "lfu"]
 
 DEFAULT_MODEL = "smollm2"
 BLOCK_TOKENS = 16
@@ -30,6 +31,8 @@ class EngineArgs:
     activation_dtype: ActivationDtype = "auto"
     seed: int = 0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    enable_prefix_caching: bool = True
+    prefix_eviction_policy: EvictionPolicy = "lru"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class EngineConfig:
     kv_cache_bytes: int
     vocab_size: int
     seed: int
+    enable_prefix_caching: bool
+    prefix_eviction_policy: EvictionPolicy
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
     @property

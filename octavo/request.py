@@ -12,6 +12,19 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixKey:
+    """What the keys and values of a prompt depend on beside its tokens: requests that differ in one never share blocks.
+
+    `adapter` names the fine-tuning applied, `image_hash` the content of all images, and `cache_salt` is whatever the
+    client chose to keep its prompts apart from those of others.
+    """
+
+    adapter: str | None = None
+    image_hash: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request whose prompt is tokenised and whose limits have been checked.
 
@@ -28,6 +41,7 @@ class Request:
     prompt: str | None = None
     parent_id: str | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prefix_key: PrefixKey = PrefixKey()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,11 @@ class Activations(StrEnum):
     INT8 = "int8"
 
 
+class Eviction(StrEnum):
+    LRU = "lru"
+    LFU = "lfu"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
     """The fields of `EngineArgs` but for the model."""
@@ -135,6 +140,23 @@ class EngineFlags:
         ),
     ] = _DEFAULTS.max_logprobs
 
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep computed prefixes and share them between requests.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.enable_prefix_caching
+    prefix_eviction_policy: Annotated[
+        Eviction,
+        typer.Option(
+            "--prefix-eviction-policy",
+            help="Which known prefix goes first when memory is short: the least recently or least frequently used.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = Eviction.LRU
+
     def args(self, model: str, *, default_seed: int = _DEFAULTS.seed) -> EngineArgs:
         return EngineArgs(
             model=model,
@@ -147,6 +169,8 @@ class EngineFlags:
             activation_dtype=self.activation_dtype.value,
             seed=default_seed if self.seed is None else self.seed,
             max_logprobs=self.max_logprobs,
+            enable_prefix_caching=self.enable_prefix_caching,
+            prefix_eviction_policy=self.prefix_eviction_policy.value,
         )
 
 

@@ -15,7 +15,7 @@ from octavo.engine.input import InputProcessor
 from octavo.engine.machine import Machine, read_machine
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.errors import ConfigError
-from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.tokenizer.gguf import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -105,7 +105,12 @@ def _assemble(
         core=EngineCore(
             executor,
             tokenizer,
-            BlockPool(config.num_blocks, len(executor.kv_groups)),
+            KvCache(
+                config.num_blocks,
+                len(executor.kv_groups),
+                prefix_caching=config.enable_prefix_caching,
+                eviction_policy=config.prefix_eviction_policy,
+            ),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             listeners=listeners,

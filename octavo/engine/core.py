@@ -9,7 +9,7 @@ from typing import Protocol
 
 from octavo.engine.output import OutputProcessor
 from octavo.errors import EngineDeadError, InvalidValueError, StepError
-from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
 from octavo.request import FinishReason, OutputDelta, Request
 from octavo.scheduler.request_state import NewToken
@@ -41,15 +41,15 @@ class EngineCore:
         self,
         executor: Executor,
         tokenizer: Tokenizer,
-        pool: BlockPool,
+        kv: KvCache,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         listeners: Sequence[StatsListener] = (),
     ) -> None:
         self._executor = executor
-        self._pool = pool
-        self._scheduler = Scheduler(pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._kv = kv
+        self._scheduler = Scheduler(kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self._outputs = OutputProcessor(tokenizer)
         self._listeners = tuple(listeners)
         self._num_failed_steps = 0
@@ -86,7 +86,7 @@ class EngineCore:
         """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""
         started = time.monotonic()
         plan = self._scheduler.schedule()
-        self._outputs.mark_scheduled(self._scheduler.started_request_ids, started)
+        self._outputs.mark_started(self._scheduler.started, started)
         try:
             output = self._executor.execute(plan)
             tokens = self._scheduler.update(output)
@@ -171,11 +171,13 @@ class EngineCore:
             num_output_tokens=num_output_tokens,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            num_blocks_used=self._pool.num_used,
-            num_blocks=self._pool.num_blocks,
+            num_blocks_used=self._kv.pool.num_used,
+            num_blocks=self._kv.num_blocks,
             num_preempted=counts.num_preempted,
             num_prefix_queries=counts.num_prefix_queries,
             num_prefix_hits=counts.num_prefix_hits,
+            num_evicted_blocks=counts.num_evicted_blocks,
+            num_copied_blocks=counts.num_copied_blocks,
             seconds=seconds,
         )
         self._tell(lambda listener: listener.on_step(stats))

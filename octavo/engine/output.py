@@ -11,6 +11,7 @@ from octavo.engine.stopping import StopStrings
 from octavo.errors import OctavoError, StepError
 from octavo.request import FinishReason, OutputDelta, PlacedLogprobs, Request, RequestTimes
 from octavo.scheduler.request_state import NewToken
+from octavo.scheduler.scheduler import Started
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class Answer:
     """
 
     __slots__ = ("_detokenizer", "_num_characters", "_request", "_stop_token_ids", "_stops", "first_scheduled",
-                 "first_token", "last_token", "max_tokens", "num_output_tokens")  # fmt: skip
+                 "first_token", "last_token", "max_tokens", "num_cached_tokens", "num_output_tokens")  # fmt: skip
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
@@ -34,6 +35,7 @@ class Answer:
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self.max_tokens = sampling.max_tokens
+        self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self._num_characters = 0
         self.first_scheduled: float | None = None
@@ -80,6 +82,7 @@ class Answer:
             finish_reason,
             stop_reason,
             num_prompt_tokens=len(self._request.prompt_token_ids),
+            num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
             times=self.times if finish_reason is not None else None,
             error=error,
@@ -140,11 +143,11 @@ class OutputProcessor:
     def request_ids(self) -> list[str]:
         return list(self._answers)
 
-    def mark_scheduled(self, request_ids: Sequence[str], now: float) -> None:
-        for request_id in request_ids:
-            answer = self._answers[request_id]
-            if answer.first_scheduled is None:
-                answer.first_scheduled = now
+    def mark_started(self, started: Sequence[Started], now: float) -> None:
+        for start in started:
+            answer = self._answers[start.request_id]
+            answer.first_scheduled = now
+            answer.num_cached_tokens = start.num_cached_tokens
 
     def token_gaps(self, tokens: Sequence[NewToken], now: float) -> Counter[float]:
         """Seconds since the token before, and how many of the requests of `tokens` waited that long."""

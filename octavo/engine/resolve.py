@@ -65,6 +65,8 @@ def check_args(args: EngineArgs) -> None:
     _require_at_least(1, "--kv-cache-memory", args.kv_cache_memory_bytes)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
         raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
+    if args.prefix_eviction_policy not in ("lru", "lfu"):
+        raise ConfigError(f"--prefix-eviction-policy is {args.prefix_eviction_policy!r}; it must be lru or lfu")
     if not isinstance(args.memory_utilization, Real) or not 0.0 < args.memory_utilization <= 1.0:
         raise ConfigError(f"--memory-utilization is {args.memory_utilization}; it must be above 0 and at most 1")
 
@@ -101,6 +103,8 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         vocab_size=facts.vocab_size,
         seed=args.seed,
         max_logprobs=args.max_logprobs,
+        enable_prefix_caching=args.enable_prefix_caching,
+        prefix_eviction_policy=args.prefix_eviction_policy,
     )
 
 

@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: which are free, which are whose."""
+"""The KV cache: blocks, what is known to lie in them, and which requests hold them."""

@@ -68,6 +68,8 @@ class _EngineCollector(Collector):
             ("num_preemptions", "Requests preempted to free KV cache blocks.", totals.preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", totals.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.prefix_hits),
+            ("kv_cache_evicted_blocks", "Blocks of known prefixes given up for others.", totals.evicted_blocks),
+            ("kv_cache_copied_blocks", "Blocks copied because two requests part in them.", totals.copied_blocks),
         ):
             counter = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)
             counter.add_metric(self._labels, value)

@@ -21,6 +21,8 @@ class StepStats:
     num_preempted: int
     num_prefix_queries: int  # prompt tokens looked up in the prefix cache by requests that started in this step
     num_prefix_hits: int
+    num_evicted_blocks: int
+    num_copied_blocks: int
     seconds: float
 
 

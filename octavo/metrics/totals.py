@@ -39,6 +39,8 @@ class EngineTotals:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.evicted_blocks = 0
+        self.copied_blocks = 0
         self.finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
         self.step_tokens = Histogram(_STEP_TOKENS)
@@ -69,6 +71,8 @@ class EngineTotals:
         self.preemptions += stats.num_preempted
         self.prefix_queries += stats.num_prefix_queries
         self.prefix_hits += stats.num_prefix_hits
+        self.evicted_blocks += stats.num_evicted_blocks
+        self.copied_blocks += stats.num_copied_blocks
         num_tokens = stats.num_prompt_tokens + stats.num_output_tokens
         if num_tokens:
             self.step_tokens.observe(num_tokens)

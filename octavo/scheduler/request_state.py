@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from octavo.kvcache.block_table import BlockTable
+from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
 from octavo.request import Request
 from octavo.step import RowStart, SampledToken, TokenLogprobs
 
@@ -28,7 +30,8 @@ class RequestState:
 
     `num_computed_tokens` chases `num_tokens`; whether that is a prompt, a reply or the recomputation after a preemption
     makes no difference. `num_start_tokens` is how many tokens were known when the request took its row,
-    `num_row_tokens` how many the row knows by now: tokens added by `extend` reach it with the next step.
+    `num_row_tokens` how many the row knows by now: tokens added by `extend` reach it with the next step,
+    `num_cached_tokens` how many of the prompt were known to the KV cache when it did so first (None: it has not).
 
     Where the request asks for `prompt_logprobs`, the prompt token after each of the first `num_scored_tokens` tokens
     has been scored; what came of it is kept until the first token is sampled.
@@ -38,6 +41,7 @@ class RequestState:
         "blocks",
         "forbidden_token_ids",
         "min_total_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_row_tokens",
         "num_scored_tokens",
@@ -52,7 +56,8 @@ class RequestState:
     def __init__(self, request: Request, blocks: BlockTable) -> None:
         self.request = request
         self.request_id = request.request_id
-        self.token_ids = list(request.prompt_token_ids)
+        self.token_ids: TokenIds = array(TOKEN_TYPE, request.prompt_token_ids)
+        self.num_cached_tokens: int | None = None
         self.num_computed_tokens = 0
         self.num_row_tokens = 0
         self.num_start_tokens = 0
@@ -88,12 +93,13 @@ class RequestState:
             return len(self.token_ids) - 1
         return min(self.num_scored_tokens, len(self.token_ids) - 1)
 
-    def take_row(self, row: int) -> RowStart:
+    def take_row(self, row: int, num_computed_tokens: int) -> RowStart:
         self.row = row
+        self.num_computed_tokens = num_computed_tokens
         self.num_start_tokens = self.num_row_tokens = len(self.token_ids)
         return RowStart(
             row,
-            tuple(self.token_ids),
+            self.token_ids[:],
             len(self.request.prompt_token_ids),
             self.request.sampling,
             self.forbidden_token_ids,
@@ -115,12 +121,6 @@ class RequestState:
         new_token_ids = tuple(self.token_ids[self.num_row_tokens :])
         self.num_row_tokens = len(self.token_ids)
         return new_token_ids
-
-    def leave_row(self) -> None:
-        """Forgets everything but the tokens: blocks go back, and what was computed in them is lost."""
-        self.row = None
-        self.num_computed_tokens = 0
-        self.blocks.release()
 
 
 def _ending_token_ids(request: Request) -> tuple[int, ...]:

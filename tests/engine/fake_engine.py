@@ -9,7 +9,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
-from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StepStats
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.engine.fakes import VOCAB_SIZE, FakeExecutor, FakeTokenizer
@@ -48,12 +48,14 @@ class FakeEngine:
         tokenizer = cast(Tokenizer, FakeTokenizer(poison))
         self.executor = FakeExecutor(num_blocks, **limits)
         self.stats = Recorder()
-        self.pool = BlockPool(num_blocks)
-        self.core = EngineCore(self.executor, tokenizer, self.pool, listeners=[self.stats], **limits)
+        kv = KvCache(num_blocks)
+        self.pool = kv.pool
+        self.core = EngineCore(self.executor, tokenizer, kv, listeners=[self.stats], **limits)
         config = EngineConfig(
             model="fake", model_path="", architecture="fake", size_label="", isa="none", threads=1,
             activation_dtype="bf16", weight_bytes=0, max_model_len=max_model_len, num_blocks=num_blocks,
-            kv_cache_bytes=0, vocab_size=VOCAB_SIZE, seed=0, **limits,
+            kv_cache_bytes=0, vocab_size=VOCAB_SIZE, seed=0, enable_prefix_caching=True,
+            prefix_eviction_policy="lru", **limits,
         )  # fmt: skip
         self.input = InputProcessor(
             tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, kv_cache_tokens=config.kv_cache_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -45,14 +46,15 @@ class _Row:
     start: RowStart
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
-    num_computed: int = 0
+    num_computed: int | None = None
 
 
 class FakeExecutor:
     """Keeps a KV cache of one number a slot, and checks that every slot a row reads holds that row's own history.
 
-    A block handed to two rows, a slot read before it was written, a position computed twice or skipped, a row started
-    while its blocks are in use: all fail here, in the step that does it. `failures` are raised by the next steps.
+    A block written by one row and held by another, a slot read before it was written, a position computed twice or
+    skipped, a prefix that is not the row's own: all fail here, in the step that does it. `failures` are raised by the
+    next steps, before anything is copied or computed.
     """
 
     def __init__(self, num_blocks: int, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -73,6 +75,9 @@ class FakeExecutor:
             self.rows[start.row] = _Row(start, list(start.token_ids))
         if self.failures:
             raise self.failures.pop(0)
+        for copy in plan.copies:
+            for slot in range(BLOCK_TOKENS):
+                self.slots[copy.destination, slot] = self.slots.get((copy.source, slot), -1)
         self._check_batch(plan)
         sampled = [self._compute(step) for step in plan.steps]
         return StepOutput(tuple(token for token in sampled if token is not None))
@@ -81,24 +86,28 @@ class FakeExecutor:
         self.closed = True
 
     def _check_batch(self, plan: StepPlan) -> None:
-        assert 0 < plan.num_tokens <= self.max_num_batched_tokens
+        assert plan.num_tokens <= self.max_num_batched_tokens
         rows = [step.row for step in plan.steps]
         assert len(rows) == len(set(rows))
         assert {start.row for start in plan.starts} <= set(rows), "a row starts without a step"
         for step in plan.steps:
             self.rows[step.row].block_ids += chain(*step.new_block_ids)
             self.rows[step.row].token_ids += step.new_token_ids
-        held = [block_id for row in rows for block_id in self.rows[row].block_ids]
-        assert len(held) == len(set(held)), "a block is in the tables of two rows of one batch"
-        assert all(0 <= block_id < self.num_blocks for block_id in held)
+        holders = Counter(block_id for row in rows for block_id in self.rows[row].block_ids)
+        assert all(0 <= block_id < self.num_blocks for block_id in holders)
+        for step in plan.steps:
+            written = self.rows[step.row].block_ids[step.num_computed_tokens // BLOCK_TOKENS :]
+            assert all(holders[block_id] == 1 for block_id in written), "a block is written that another row holds"
 
     def _compute(self, step: RowStep) -> SampledToken | None:
         row = self.rows[step.row]
+        if row.num_computed is None:
+            row.num_computed = step.num_computed_tokens  # found by the KV cache
         assert step.num_tokens > 0 and step.num_computed_tokens == row.num_computed
         end = row.num_computed + step.num_tokens
         assert end <= len(row.token_ids) and step.samples == (end == len(row.token_ids))
         assert len(row.block_ids) == -(-end // BLOCK_TOKENS), "a row has more or fewer blocks than its tokens need"
-        state = self._read(row)
+        state = self._read(row, row.num_computed)
         for position in range(row.num_computed, end):
             state = self.slots[self._slot(row, position)] = extend(state, row.token_ids[position])
         row.num_computed = end
@@ -108,9 +117,9 @@ class FakeExecutor:
         row.token_ids.append(next_token(state, end, row.start.sampling, forbidden))
         return SampledToken(step.row, row.token_ids[-1])
 
-    def _read(self, row: _Row) -> int:
+    def _read(self, row: _Row, num_tokens: int) -> int:
         state = 0
-        for position in range(row.num_computed):
+        for position in range(num_tokens):
             state = extend(state, row.token_ids[position])
             assert self.slots.get(self._slot(row, position)) == state, "a slot holds another request's token"
         return state

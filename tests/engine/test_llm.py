@@ -22,6 +22,8 @@ third of May he wrote that a ship had passed too close, that its lamps were gree
 def mean(values): return sum(values) / len(values)  # 12, 7, 30 -> 16.33  Die Katze schläft. 猫は眠っている。"""
 MAX_TOKENS = 8
 
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
 Tokens = list[tuple[int, ...]]
 
 
@@ -50,11 +52,10 @@ def make_workload(llm: LLM, count: int, longest: int) -> Workload:
     text = llm._engine.tokenizer.encode(TEXT * 2)
     rng = random.Random(20)
     starts = [0 if index % 3 == 0 else rng.randrange(len(text) - longest) for index in range(count)]
-    greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    sampled = replace(greedy, temperature=1.0, top_p=0.95, top_k=200)
+    sampled = replace(GREEDY, temperature=1.0, top_p=0.95, top_k=200)
     return Workload(
         [text[start : start + rng.randint(1, longest)] for start in starts],
-        [replace(sampled, seed=index) if index % 2 else greedy for index in range(count)],
+        [replace(sampled, seed=index) if index % 2 else GREEDY for index in range(count)],
     )
 
 
@@ -94,6 +95,22 @@ def test_any_chunk_size(model: str, few: tuple[Workload, Tokens], chunk: int) ->
     workload, alone = few
     with LLM(model, max_model_len=512, kv_cache_memory_bytes=2**27, max_num_batched_tokens=chunk) as llm:
         assert workload.run(llm) == alone
+
+
+def test_with_and_without_known_prefixes(model: str, few: tuple[Workload, Tokens]) -> None:
+    """Beginnings are shared in whole blocks and inside blocks, and found again in what others left."""
+    workload, alone = few
+    options = {"max_model_len": 512, "kv_cache_memory_bytes": 2**27}
+    with LLM(model, **options, enable_prefix_caching=False) as llm:
+        assert workload.run(llm) == alone
+        assert [out.num_cached_tokens for out in llm.generate(workload.prompts, workload.sampling)] == [0] * 6
+    with LLM(model, **options) as llm:
+        for cut in (1000, 33, 20):
+            llm.generate([[*prompt[:cut], 7, 8, 9] for prompt in workload.prompts], replace(GREEDY, max_tokens=20))
+        assert workload.run(llm) == alone
+        outputs = llm.generate(workload.prompts, workload.sampling)
+        assert [out.outputs[0].token_ids for out in outputs] == alone
+        assert [out.num_cached_tokens for out in outputs] == [len(prompt) - 1 for prompt in workload.prompts]
 
 
 def test_after_preemptions(model: str, llm: LLM, few: tuple[Workload, Tokens]) -> None:

@@ -17,7 +17,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.errors import ChatTemplateError
-from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.step import SampledToken, StepOutput, StepPlan
 
@@ -116,7 +116,8 @@ class FakeEngine:
     ) -> None:
         self.executor = AlphabetExecutor()
         self.tokenizer = BytesTokenizer(has_chat_template)
-        self.pool = BlockPool(num_blocks)
+        kv = KvCache(num_blocks)
+        self.pool = kv.pool
         config = EngineConfig(
             model="alphabet",
             model_path="/models/alphabet.gguf",
@@ -133,6 +134,8 @@ class FakeEngine:
             kv_cache_bytes=num_blocks * BLOCK_TOKENS,
             vocab_size=self.tokenizer.vocab_size,
             seed=0,
+            enable_prefix_caching=True,
+            prefix_eviction_policy="lru",
         )
         tokenizer: Any = self.tokenizer
         self.engine = Engine(
@@ -147,7 +150,7 @@ class FakeEngine:
             core=EngineCore(
                 self.executor,
                 tokenizer,
-                self.pool,
+                kv,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 listeners=listeners,

@@ -59,11 +59,13 @@ def test_chat_streamed_and_whole_are_the_same(client: openai.OpenAI, smollm2: Se
     )
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
     assert streamed == whole.choices[0].message.content and len(streamed) > 20
-    assert chunks[-1].usage == whole.usage
+    again = chunks[-1].usage
+    assert again is not None and again.total_tokens == whole.usage.total_tokens
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
     prompt = smollm2.engine.tokenizer.encode_chat(QUESTION)
     assert whole.usage.prompt_tokens == len(prompt)
     assert whole.usage.completion_tokens <= 32
+    assert again.prompt_tokens_details.cached_tokens == len(prompt) - 1, "the same prompt a second time"
 
 
 def test_completion_knows_its_capitals(client: openai.OpenAI) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.cli import chat, local_engine, main, measure
-from octavo.cli.flags import Activations, EngineFlags
+from octavo.cli.flags import Activations, EngineFlags, Eviction
 from octavo.cli.sizes import parse_bytes, parse_count
 from octavo.config import EngineArgs
 from octavo.sampling_params import SamplingParams
@@ -107,6 +107,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--api-key",
         "--disable-log-stats",
         "--enable-log-requests",
+        "--enable-prefix-caching",
         "--gpu-memory-utilization",
         "--host",
         "--kv-cache-memory",
@@ -117,7 +118,9 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--max-num-batched-tokens",
         "--max-num-seqs",
         "--memory-utilization",
+        "--no-enable-prefix-caching",
         "--port",
+        "--prefix-eviction-policy",
         "--seed",
         "--served-model-name",
         "--shutdown-timeout",
@@ -128,7 +131,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
 
 def test_every_engine_argument_has_a_flag() -> None:
     assert EngineFlags().args("m") == EngineArgs("m")
-    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9, 50)
+    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9, 50, False, Eviction.LFU)
     args = flags.args("m")
     default = EngineArgs()
     for name in EngineArgs.__dataclass_fields__:

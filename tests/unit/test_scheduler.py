@@ -7,30 +7,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.config import BLOCK_TOKENS
+from octavo.config import BLOCK_TOKENS, EvictionPolicy
 from octavo.errors import ContextLengthError, EngineError, InvalidValueError
-from octavo.kvcache.block_pool import BlockPool
-from octavo.request import Request
+from octavo.kvcache.kv_cache import KvCache
+from octavo.request import PrefixKey, Request
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step import SampledToken, StepOutput
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeExecutor, continuation
 
 
-def make_request(request_id: str, prompt: list[int], max_tokens: int, min_tokens: int = 0, seed: int = 0) -> Request:
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int,
+    min_tokens: int = 0,
+    seed: int = 0,
+    key: PrefixKey | None = None,
+) -> Request:
     sampling = SamplingParams(
         temperature=float(seed % 2), seed=seed, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens)
     )
-    return Request(request_id, tuple(prompt), sampling, frozenset({EOS}), arrival_time=0.0)
+    return Request(request_id, tuple(prompt), sampling, frozenset({EOS}), 0.0, prefix_key=key or PrefixKey())
 
 
 class Harness:
     """Scheduler and fake backend, with an engine reduced to: a request ends at EOS or at `max_tokens`."""
 
-    def __init__(self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.pool = BlockPool(num_blocks)
+    def __init__(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        *,
+        prefix_caching: bool = True,
+        eviction_policy: EvictionPolicy = "lru",
+    ) -> None:
+        self.kv = KvCache(num_blocks, prefix_caching=prefix_caching, eviction_policy=eviction_policy)
+        self.pool = self.kv.pool
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self.scheduler = Scheduler(self.pool, **limits)
+        self.scheduler = Scheduler(self.kv, **limits)
         self.executor = FakeExecutor(num_blocks, **limits)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -112,6 +128,16 @@ def test_tokens_that_need_no_sampling_change_no_others(num_jumped: int, num_bloc
     assert harness.ended == set(harness.requests)
 
 
+# Prompts that share long beginnings, end inside blocks, or are one another's beginning.
+STEMS = ([2, 3] * 20, [2, 3] * 20 + [4] * 7, [5] * 16, [6])
+PROMPTS = st.builds(
+    lambda stem, length, end: (stem[:length] + end) or [9],
+    st.sampled_from(STEMS),
+    st.integers(0, 60),
+    st.lists(st.integers(2, VOCAB_SIZE - 1), max_size=60),
+)
+
+
 class Schedules(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(2, 12), max_num_seqs=st.integers(1, 6), max_num_batched_tokens=st.integers(1, 40)
@@ -121,7 +147,7 @@ class Schedules(RuleBasedStateMachine):
         self.arrivals = 0
 
     @rule(
-        prompt=st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=200),
+        prompt=PROMPTS,
         max_tokens=st.integers(1, 60),
         min_tokens=st.integers(0, 10),
         seed=st.integers(0, 2**64 - 1),
@@ -162,6 +188,10 @@ class Schedules(RuleBasedStateMachine):
             harness.outputs[token.request_id].append(token.token_id)
             if harness.has_ended(token.request_id):
                 harness.end(token.request_id)
+
+    @rule()
+    def reset(self) -> None:
+        self.harness.kv.reset_prefixes()
 
     @invariant()
     def rows_and_blocks_are_held_once(self) -> None:
