@@ -29,7 +29,9 @@ ALLOWED = {
         "graph",
         "quant",
         "metrics",
+        "grammar",
     },
+    "grammar": {"root", "tokenizer"},
     "scheduler": {"root", "kvcache"},
     "kvcache": {"root"},
     "tokenizer": {"root"},
@@ -41,7 +43,17 @@ ALLOWED = {
     "graph": {"root"},
     "root": {"root"},
 }
-ROOT_MODULES = {"config", "envs", "errors", "request", "sampling_params", "step", "version"}
+ROOT_MODULES = {
+    "config",
+    "constraint",
+    "envs",
+    "errors",
+    "request",
+    "sampling_params",
+    "step",
+    "structured_outputs",
+    "version",
+}
 PURE_PYTHON = ("scheduler", "kvcache")
 NOT_IN_PURE_PYTHON = {"numpy", "torch", "tokenizers"}
 NEVER = {"torch", "transformers"}

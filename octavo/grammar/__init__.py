@@ -1,0 +1,1 @@
+"""Structured output: from schemas and grammars to the tokens that may come next."""
