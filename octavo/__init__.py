@@ -13,17 +13,27 @@ if TYPE_CHECKING:
     from octavo.request import CompletionOutput as CompletionOutput
     from octavo.request import RequestOutput as RequestOutput
     from octavo.sampling_params import SamplingParams as SamplingParams
+    from octavo.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 # Loaded on first use, so that `import octavo` stays cheap.
 _HOMES = {
     "LLM": "octavo.llm",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutputsParams": "octavo.structured_outputs",
     "RequestOutput": "octavo.request",
     "CompletionOutput": "octavo.request",
     "OctavoError": "octavo.errors",
 }
 
-__all__ = ["LLM", "CompletionOutput", "OctavoError", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.constraint import ConstraintSource
 from octavo.sampling_params import SamplingParams
 from octavo.step import TokenLogprobs
 
@@ -30,7 +31,8 @@ class Request:
 
     `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
     `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
-    `parent_id`. `bad_words` are the sampling parameters' as token ids.
+    `parent_id`. `bad_words` are the sampling parameters' as token ids; `constraint` is what the answer has to
+    keep to.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class Request:
     parent_id: str | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     prefix_key: PrefixKey = PrefixKey()
+    constraint: ConstraintSource | None = None
 
 
 @dataclass(frozen=True, slots=True)

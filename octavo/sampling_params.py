@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from octavo.errors import InvalidValueError
+from octavo.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_CHARACTERS = 16_384
 """Of all stop strings of a request together: each character costs memory, and the engine's time before it starts."""
@@ -60,6 +61,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -74,6 +76,11 @@ class SamplingParams:
         self._check_ranges()
         self._check_stop()
         self._check_bad_words()
+        form = self.structured_outputs
+        _require(
+            form is None or isinstance(form, StructuredOutputsParams),
+            "structured_outputs", form, "a StructuredOutputsParams",
+        )  # fmt: skip
 
     @property
     def greedy(self) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from octavo.sampling_params import SamplingParams
 
+TokenMask = bytes | memoryview
+
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
@@ -65,7 +67,7 @@ class RowStep:
     samples: bool
     new_token_ids: tuple[int, ...] = ()
     scored_positions: range = range(0)
-    mask: bytes | None = None
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def serve(
         logging.getLogger(__name__).info("loading %s", reference)
         totals = EngineTotals()
         with ProgressReport() as progress:
-            built = build_engine(args, progress=progress, listeners=(totals,))
+            built = build_engine(args, progress=progress, listeners=(totals,), warm_up=True)
         settings = ServerSettings(
             served_model_names=tuple(served_model_name or _names(reference)),
             api_keys=tuple(api_key or ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo import envs
 from octavo.backends.native.executor import NativeExecutor
@@ -15,6 +15,8 @@ from octavo.engine.input import InputProcessor
 from octavo.engine.machine import Machine, read_machine
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.errors import ConfigError
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.tokenizer.gguf import load_tokenizer
@@ -31,9 +33,15 @@ _UNQUANTIZED = {GGUFType.F32, GGUFType.F16, GGUFType.BF16}
 
 
 def build_engine(
-    args: EngineArgs, *, progress: Progress = ignore_progress, listeners: Sequence[StatsListener] = ()
+    args: EngineArgs,
+    *,
+    progress: Progress = ignore_progress,
+    listeners: Sequence[StatsListener] = (),
+    warm_up: bool = False,
 ) -> Engine:
     """An engine that waits for its thread. `progress` hears of downloads and of packing the weights.
+
+    `warm_up` prepares, while the weights are packed, what else the first request that needs it would wait for.
 
     Raises `ConfigError` or `ModelError`; nothing is kept open then.
     """
@@ -41,6 +49,7 @@ def build_engine(
     path = references.resolve(args.model, progress)
     with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as side:
         tokenizer = side.submit(load_tokenizer, checkpoint.tokenizer)
+        grammars = side.submit(_grammars, tokenizer, checkpoint.model.vocab_size, warm_up=warm_up)
         compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
         executor = _pack(checkpoint, compute, progress)
         facts = _facts(checkpoint, executor)
@@ -49,7 +58,7 @@ def build_engine(
         config = resolve(args, facts, compute, machine)
         _warn_of_overcommitment(config, machine)
         _allocate(executor, config)
-        return _assemble(config, tokenizer.result(), executor, listeners)
+        return _assemble(config, tokenizer.result(), grammars.result(), executor, listeners)
     except BaseException:
         executor.close()
         raise
@@ -63,6 +72,13 @@ def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> Nativ
         activation_dtype=compute.activation_dtype,
         progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
+
+
+def _grammars(tokenizer: Future[Tokenizer], vocab_size: int, *, warm_up: bool) -> GrammarCompiler:
+    grammars = GrammarCompiler(tokenizer.result(), vocab_size)
+    if warm_up:
+        grammars.warm_up()
+    return grammars
 
 
 def _warn_of_overcommitment(config: EngineConfig, machine: Machine) -> None:
@@ -89,7 +105,11 @@ def _allocate(executor: NativeExecutor, config: EngineConfig) -> None:
 
 
 def _assemble(
-    config: EngineConfig, tokenizer: Tokenizer, executor: NativeExecutor, listeners: Sequence[StatsListener]
+    config: EngineConfig,
+    tokenizer: Tokenizer,
+    grammars: GrammarCompiler,
+    executor: NativeExecutor,
+    listeners: Sequence[StatsListener],
 ) -> Engine:
     return Engine(
         config=config,
@@ -101,6 +121,7 @@ def _assemble(
             kv_cache_tokens=config.kv_cache_tokens,
             seed=config.seed,
             max_logprobs=config.max_logprobs,
+            grammars=grammars,
         ),
         core=EngineCore(
             executor,
@@ -113,6 +134,7 @@ def _assemble(
             ),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            masks=MaskComputer(config.vocab_size, config.threads),
             listeners=listeners,
         ),
     )

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from octavo.engine.constraints import Constraints
 from octavo.engine.output import OutputProcessor
 from octavo.errors import EngineDeadError, InvalidValueError, StepError
+from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
 from octavo.request import FinishReason, OutputDelta, Request
@@ -45,12 +47,14 @@ class EngineCore:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        masks: MaskComputer,
         listeners: Sequence[StatsListener] = (),
     ) -> None:
         self._executor = executor
         self._kv = kv
         self._scheduler = Scheduler(kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self._outputs = OutputProcessor(tokenizer)
+        self._constraints = Constraints(masks)
         self._listeners = tuple(listeners)
         self._num_failed_steps = 0
         self._death: EngineDeadError | None = None
@@ -70,7 +74,13 @@ class EngineCore:
         if request.sampling.n != 1:
             raise InvalidValueError(f"n is {request.sampling.n}; fan_out() makes a request of each answer", param="n")
         answer = self._outputs.prepare(request)
-        self._scheduler.add(request)
+        forced = self._constraints.open(request)
+        try:
+            self._scheduler.add(request)
+        except Exception:
+            self._constraints.close(request.request_id)
+            raise
+        self._scheduler.extend(request.request_id, forced)
         self._outputs.open(request.request_id, answer)
 
     def abort(self, request_id: str) -> OutputDelta | None:
@@ -88,18 +98,24 @@ class EngineCore:
         plan = self._scheduler.schedule()
         self._outputs.mark_started(self._scheduler.started, started)
         try:
-            output = self._executor.execute(plan)
+            output = self._executor.execute(self._constraints.masked(plan, self._scheduler.step_request_ids))
             tokens = self._scheduler.update(output)
         except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine goes on without its requests
             return self._fail_step(plan, error)
         self._num_failed_steps = 0
         now = time.monotonic()
         self._report_gaps(tokens, now)
-        deltas = self._outputs.append(tokens, now)
+        advance = self._constraints.advance(tokens)
+        deltas = self._outputs.append(advance.tokens, now)
+        deltas += [self._outputs.close(request_id, "error", error) for request_id, error in advance.refused.items()]
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._retire(delta)
-        self._report_step(self._scheduler.step_counts, len(tokens), now - started)
+        for request_id, token_ids in advance.forced.items():
+            if request_id in self._scheduler:
+                self._scheduler.extend(request_id, token_ids)
+        self._constraints.begin_masks()
+        self._report_step(self._scheduler.step_counts, len(advance.tokens), now - started)
         return deltas
 
     def die(self, reason: str) -> list[OutputDelta]:
@@ -110,6 +126,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Gives back what the backend holds."""
+        self._constraints.close_all()
         self._executor.close()
 
     # ---- the end of requests
@@ -124,6 +141,7 @@ class EngineCore:
     def _retire(self, delta: OutputDelta) -> None:
         """Frees what a request held, now that its last delta exists."""
         self._scheduler.remove(delta.request_id)
+        self._constraints.close(delta.request_id)
         answer = self._outputs.forget(delta.request_id)
         assert delta.finish_reason is not None
         stats = RequestStats(

@@ -13,6 +13,9 @@ from octavo.config import DEFAULT_MAX_LOGPROBS
 from octavo.engine.bad_words import bad_word_tokens
 from octavo.engine.seeds import seed_of_request
 from octavo.errors import ContextLengthError, InvalidValueError
+from octavo.grammar.answer_rules import AnswerRules
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.definition import form_of
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -36,6 +39,7 @@ class InputProcessor:
         kv_cache_tokens: int,
         seed: int = 0,
         max_logprobs: int = DEFAULT_MAX_LOGPROBS,
+        grammars: GrammarCompiler,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -43,6 +47,7 @@ class InputProcessor:
         self._kv_cache_tokens = kv_cache_tokens
         self._seed = seed
         self._max_logprobs = max_logprobs
+        self._grammars = grammars
         self._num_seeds_drawn = itertools.count()
 
     def from_prompt(
@@ -89,7 +94,15 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             prompt=prompt,
             bad_words=bad_word_tokens(sampling.bad_words, self._tokenizer),
+            constraint=self._rules(sampling),
         )
+
+    def _rules(self, sampling: SamplingParams) -> AnswerRules | None:
+        """What the answer has to keep to. Tokens whose log probabilities are wanted are sampled one by one."""
+        if sampling.structured_outputs is None:
+            return None
+        form = self._grammars.compile(form_of(sampling.structured_outputs), "structured_outputs")
+        return AnswerRules(form, jumps=sampling.logprobs is None)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         """What depends on the model or the engine's configuration."""

@@ -45,13 +45,14 @@ class Answer:
     def append(self, token: NewToken, now: float) -> OutputDelta:
         """Takes in a sampled token; the delta has the text that is certain by now."""
         text_offset = self._num_characters
-        delta = self._append(token.token_id, now)
+        delta = self._append(token, now)
         if token.logprobs is None and not token.prompt_logprobs:
             return delta
         logprobs = () if token.logprobs is None else (PlacedLogprobs(token.logprobs, text_offset),)
         return replace(delta, logprobs=logprobs, prompt_logprobs=token.prompt_logprobs)
 
-    def _append(self, token_id: int, now: float) -> OutputDelta:
+    def _append(self, token: NewToken, now: float) -> OutputDelta:
+        token_id = token.token_id
         self.num_output_tokens += 1
         if self.first_token is None:
             self.first_token = now
@@ -63,6 +64,8 @@ class Answer:
         text, stop = self._release(added)
         if stop is not None:
             return self.delta(text, (token_id,), "stop", stop)
+        if token.last:
+            return self._end(text, token_id, "stop", None)
         if self.num_output_tokens >= self.max_tokens:
             return self._end(text, token_id, "length", None)
         return self.delta(text, (token_id,))
@@ -155,8 +158,18 @@ class OutputProcessor:
         return Counter({now - last: count for last, count in previous.items() if last is not None})
 
     def append(self, tokens: Sequence[NewToken], now: float) -> list[OutputDelta]:
-        """One delta a token. A request whose text cannot be made ends with an error; the others do not notice."""
-        return [self._append(token, now) for token in tokens]
+        """One delta a token, up to the one that ends a request.
+
+        A request whose text cannot be made ends with an error; the others do not notice.
+        """
+        deltas: list[OutputDelta] = []
+        ended: set[str] = set()
+        for token in tokens:
+            if token.request_id not in ended:
+                deltas.append(self._append(token, now))
+                if deltas[-1].finished:
+                    ended.add(token.request_id)
+        return deltas
 
     def _append(self, token: NewToken, now: float) -> OutputDelta:
         answer = self._answers[token.request_id]

@@ -9,6 +9,8 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StepStats
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -43,6 +45,7 @@ class FakeEngine:
         max_num_batched_tokens: int = 64,
         max_model_len: int = 2048,
         poison: int | None = None,
+        masks: MaskComputer | None = None,
     ) -> None:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         tokenizer = cast(Tokenizer, FakeTokenizer(poison))
@@ -50,7 +53,8 @@ class FakeEngine:
         self.stats = Recorder()
         kv = KvCache(num_blocks)
         self.pool = kv.pool
-        self.core = EngineCore(self.executor, tokenizer, kv, listeners=[self.stats], **limits)
+        masks = masks or MaskComputer(VOCAB_SIZE, 1)
+        self.core = EngineCore(self.executor, tokenizer, kv, masks=masks, listeners=[self.stats], **limits)
         config = EngineConfig(
             model="fake", model_path="", architecture="fake", size_label="", isa="none", threads=1,
             activation_dtype="bf16", weight_bytes=0, max_model_len=max_model_len, num_blocks=num_blocks,
@@ -58,6 +62,10 @@ class FakeEngine:
             prefix_eviction_policy="lru", **limits,
         )  # fmt: skip
         self.input = InputProcessor(
-            tokenizer, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, kv_cache_tokens=config.kv_cache_tokens
+            tokenizer,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            kv_cache_tokens=config.kv_cache_tokens,
+            grammars=GrammarCompiler(tokenizer, VOCAB_SIZE),
         )
         self.engine = Engine(config, tokenizer, self.input, self.core)

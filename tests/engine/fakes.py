@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.config import BLOCK_TOKENS
 from octavo.sampling_params import SamplingParams
-from octavo.step import RowStart, RowStep, SampledToken, StepOutput, StepPlan
+from octavo.step import RowStart, RowStep, SampledToken, StepOutput, StepPlan, TokenMask
 
 VOCAB_SIZE = 97
 EOS = 1
@@ -28,6 +28,10 @@ def next_token(state: int, num_tokens: int, sampling: SamplingParams, forbidden:
     while choice in forbidden:
         choice = (choice + 1) % VOCAB_SIZE
     return choice
+
+
+def is_set(mask: TokenMask, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def continuation(prompt: Sequence[int], sampling: SamplingParams, count: int, ending: Sequence[int] = ()) -> list[int]:
@@ -114,6 +118,8 @@ class FakeExecutor:
         if not step.samples:
             return None
         forbidden = row.start.forbidden_token_ids if end < row.start.min_total_tokens else ()
+        if step.mask is not None:
+            forbidden = [*forbidden, *(token_id for token_id in range(VOCAB_SIZE) if not is_set(step.mask, token_id))]
         row.token_ids.append(next_token(state, end, row.start.sampling, forbidden))
         return SampledToken(step.row, row.token_ids[-1])
 

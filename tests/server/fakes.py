@@ -1,7 +1,8 @@
 """An engine without a model: the real loop, scheduler and output over a backend that says the alphabet.
 
 A token is a byte. After a letter comes the next one, after "z" the end of text, after anything else "a". So the answer
-to "w" is "xyz" and then EOS, and every answer can be told from its prompt.
+to "w" is "xyz" and then EOS, and every answer can be told from its prompt. Under a mask that forbids this, it closes
+what is open: the text, a string, an object, a list; else it says the first byte it may.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.errors import ChatTemplateError
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
-from octavo.step import SampledToken, StepOutput, StepPlan
+from octavo.step import RowStep, SampledToken, StepOutput, StepPlan
+from tests.engine.fakes import is_set
 
 EOS = 256
 GENERATION_PROMPT_TOKENS = 2
@@ -43,6 +47,7 @@ class BytesTokenizer:
     vocab_size = 257
     bos_token_id = None
     eos_token_ids = frozenset({EOS})
+    special_token_ids = frozenset({EOS})
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
@@ -62,6 +67,9 @@ class BytesTokenizer:
         self.template_kwargs = kwargs
         text = "".join(message["content"] for message in messages)
         return self.encode(">>" + text if add_generation_prompt else text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<end>" if token_id == EOS else bytes([token_id])
 
     def detokenizer(self, skip_special_tokens: bool = True) -> BytesDetokenizer:
         return BytesDetokenizer()
@@ -86,15 +94,22 @@ class AlphabetExecutor:
             raise RuntimeError("the backend stumbled over secret internals")
         for start in plan.starts:
             self._rows[start.row] = list(start.token_ids)
-        return StepOutput(tuple(self._sample(step.row) for step in plan.steps if step.samples))
+        for step in plan.steps:
+            self._rows[step.row] += step.new_token_ids
+        return StepOutput(tuple(self._sample(step) for step in plan.steps if step.samples))
 
-    def _sample(self, row: int) -> SampledToken:
-        tokens = self._rows[row]
-        tokens.append(_after(tokens[-1]))
-        return SampledToken(row, tokens[-1])
+    def _sample(self, step: RowStep) -> SampledToken:
+        tokens = self._rows[step.row]
+        wishes = (_after(tokens[-1]), *_CLOSING, *range(256))
+        allowed = (token_id for token_id in wishes if step.mask is None or is_set(step.mask, token_id))
+        tokens.append(next(allowed, 0))
+        return SampledToken(step.row, tokens[-1])
 
     def close(self) -> None:
         pass
+
+
+_CLOSING = (EOS, *b'"}],')
 
 
 def _after(token_id: int) -> int:
@@ -146,6 +161,7 @@ class FakeEngine:
                 vocab_size=config.vocab_size,
                 max_model_len=max_model_len,
                 kv_cache_tokens=config.kv_cache_tokens,
+                grammars=GrammarCompiler(tokenizer, config.vocab_size),
             ),
             core=EngineCore(
                 self.executor,
@@ -153,6 +169,7 @@ class FakeEngine:
                 kv,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
+                masks=MaskComputer(config.vocab_size, threads=1),
                 listeners=listeners,
             ),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.step import RowStep
+from octavo.step import RowStep, TokenMask
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -25,7 +25,7 @@ class LogitRows:
     rows: IndexArray
     positions: IndexArray
     scored: npt.NDArray[np.bool_]
-    masks: Mapping[int, bytes]
+    masks: Mapping[int, TokenMask]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -34,7 +34,7 @@ class LogitRows:
 def logit_rows_of(steps: Sequence[RowStep]) -> LogitRows:
     """Of each step its scored positions, then its last token if it samples."""
     found: list[tuple[int, int, int, bool]] = []
-    masks: dict[int, bytes] = {}
+    masks: dict[int, TokenMask] = {}
     first = 0
     for step in steps:
         for position in step.scored_positions:

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.backends.native.logit_rows import IndexArray, LogitRows
 from octavo.backends.native.step_arrays import Int32Array, MaskArray, SamplingArray, StepArrays, greedy_sampling
 from octavo.errors import StepError
-from octavo.step import RowStart
+from octavo.step import RowStart, TokenMask
 
 SEED_MASK = (1 << 64) - 1
 _INT32_MAX = (1 << 31) - 1
@@ -142,7 +142,7 @@ class SamplingRows:
             sampling["first_logprob"] = np.cumsum(counts) - counts
             arrays.make_room_for_top_logprobs(total)
 
-    def _checked_mask(self, row: int, given: bytes) -> MaskArray:
+    def _checked_mask(self, row: int, given: TokenMask) -> MaskArray:
         num_bytes = -(-self._vocab_size // 32) * 4
         if len(given) != num_bytes:
             raise StepError(

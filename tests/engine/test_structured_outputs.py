@@ -1,0 +1,80 @@
+"""Answers of a real model that must have a form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo import LLM, SamplingParams, StructuredOutputsParams
+from octavo.errors import InvalidValueError
+from tests.real_models import fetch
+from tests.schema_generator import realistic_schemas, validator_of
+
+SCHEMAS = realistic_schemas(12, seed=1)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(fetch("smollm2"), max_model_len=1024, kv_cache_memory_bytes=64 * 2**20, max_num_seqs=16)
+
+
+def ask(llm: LLM, schemas: list, temperature: float) -> list[str | None]:
+    """An answer for each schema; None where it was cut."""
+    questions = [[{"role": "user", "content": "Make up an example, as JSON."}] for _ in schemas]
+    sampling = [
+        SamplingParams(
+            temperature=temperature, seed=7, max_tokens=250, structured_outputs=StructuredOutputsParams(json=schema)
+        )
+        for schema in schemas
+    ]
+    outputs = [output.outputs[0] for output in llm.chat(questions, sampling)]
+    assert {output.finish_reason for output in outputs} <= {"stop", "length"}
+    return [output.text if output.finish_reason == "stop" else None for output in outputs]
+
+
+@pytest.mark.parametrize(("temperature", "num_finished"), [(0.0, 3), (1.0, 8)])
+def test_finished_answers_have_the_form(llm: LLM, temperature: float, num_finished: int) -> None:
+    """And each is the same whatever else is in the batch. Greedy, so small a model repeats itself without end."""
+    answers = ask(llm, SCHEMAS, temperature)
+    assert sum(answer is not None for answer in answers) >= num_finished
+    for schema, answer in zip(SCHEMAS, answers, strict=True):
+        if answer is not None:
+            validator_of(schema).validate(json.loads(answer))
+    assert ask(llm, SCHEMAS[3:5], temperature) == answers[3:5]
+
+
+def test_an_answer_that_is_cut_says_so(llm: LLM) -> None:
+    form = StructuredOutputsParams(json={"type": "string", "minLength": 500})
+    (output,) = llm.generate("A story:", SamplingParams(max_tokens=10, structured_outputs=form))
+    assert output.outputs[0].finish_reason == "length" and len(output.outputs[0].token_ids) == 10
+
+
+def test_choices_and_n(llm: LLM) -> None:
+    form = StructuredOutputsParams(choice=["yes", "no", "perhaps not"])
+    (output,) = llm.generate("Is it so?", SamplingParams(temperature=1, seed=1, n=8, structured_outputs=form))
+    assert {answer.text for answer in output.outputs} <= {"yes", "no", "perhaps not"}
+    assert len({answer.text for answer in output.outputs}) > 1
+    assert {answer.finish_reason for answer in output.outputs} == {"stop"}
+
+
+def test_log_probabilities_of_an_answer_with_a_form(llm: LLM) -> None:
+    form = StructuredOutputsParams(json={"const": {"a": "forced text"}})
+    (output,) = llm.generate("A:", SamplingParams(max_tokens=40, logprobs=1, structured_outputs=form))
+    (answer,) = output.outputs
+    assert json.loads(answer.text) == {"a": "forced text"}
+    assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
+
+
+def test_a_form_that_cannot_be_enforced_is_refused_and_the_engine_goes_on(llm: LLM) -> None:
+    form = StructuredOutputsParams(json={"type": "array", "uniqueItems": True})
+    with pytest.raises(InvalidValueError, match="uniqueItems"):
+        llm.generate("A:", SamplingParams(structured_outputs=form))
+    assert llm.generate("A:", SamplingParams(max_tokens=1))
+
+
+def test_a_form_that_shuts_out_every_allowed_token_fails_its_request_alone(llm: LLM) -> None:
+    form = StructuredOutputsParams(choice=["yes"])
+    with pytest.raises(InvalidValueError, match="cannot follow"):
+        llm.generate("A:", SamplingParams(allowed_token_ids=[5], logprobs=0, structured_outputs=form))
+    assert llm.generate("A:", SamplingParams(max_tokens=1))
