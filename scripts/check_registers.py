@@ -1,0 +1,93 @@
+"""Counts vector registers that hot loops keep on the stack: check_registers.py OBJECT_FILE
+
+A register tile is fast only while its sums stay in registers; one rolled loop over them, or a compiler that prefers
+memory, costs half the speed and no test notices. A hot loop is an innermost loop with several dot products or
+multiply-adds of full width.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
+INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\t(\S+)\s*(.*?)\s*(?:#.*)?$")
+TARGET = re.compile(r"^([0-9a-f]+) <")
+ARITHMETIC = re.compile(r"^(vdpbf16ps|vpdpbusd|vpdpwssd|vfn?m(add|sub)\d+ps)$")
+ON_STACK = re.compile(r"\(%r[sb]p")
+LEAST_ARITHMETIC = 4
+
+# Known ones, by part of the function's name: no more than these.
+ALLOWED = {
+    "add_value_vectors<2, 2>": 5,
+    "add_value_vectors<3, 2>": 8,
+    "attend(": 2,
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    name: str
+    operands: str
+
+    @property
+    def is_arithmetic(self) -> bool:
+        return "%zmm" in self.operands and ARITHMETIC.match(self.name) is not None
+
+    @property
+    def keeps_on_stack(self) -> bool:
+        return "%zmm" in self.operands and ON_STACK.search(self.operands) is not None
+
+    @property
+    def target(self) -> int | None:
+        found = TARGET.match(self.operands) if self.name.startswith("j") else None
+        return int(found[1], 16) if found else None
+
+
+def functions(object_file: str) -> Iterator[tuple[str, list[Instruction]]]:
+    command = ["objdump", "-d", "-C", "--no-show-raw-insn", object_file]
+    name, body = "", []
+    for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
+        if header := FUNCTION.match(line):
+            yield name, body
+            name, body = header[1], []
+        elif found := INSTRUCTION.match(line):
+            body.append(Instruction(int(found[1], 16), found[2], found[3]))
+    yield name, body
+
+
+def innermost_loops(body: list[Instruction]) -> list[list[Instruction]]:
+    """From the target of each jump backward to the jump, if no other such loop lies inside."""
+    spans = {(jump.target, jump.address) for jump in body if jump.target is not None and jump.target <= jump.address}
+    inner = [
+        (first, last)
+        for first, last in spans
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans)
+    ]
+    return [[i for i in body if first <= i.address <= last] for first, last in sorted(inner)]
+
+
+def main() -> int:
+    num_hot, failed = 0, False
+    for name, body in functions(sys.argv[1]):
+        for loop in innermost_loops(body):
+            if sum(instruction.is_arithmetic for instruction in loop) < LEAST_ARITHMETIC:
+                continue
+            num_hot += 1
+            kept = sum(instruction.keeps_on_stack for instruction in loop)
+            allowed = max((count for part, count in ALLOWED.items() if part in name), default=0)
+            if kept > allowed:
+                failed = True
+                print(f"{name}: the loop at {loop[0].address:x} refers {kept} times to vectors on the stack")
+    print(f"{num_hot} hot loops")
+    if num_hot == 0:
+        print("none found: is this the object of the AVX-512 kernels?")
+    return int(failed or num_hot == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
