@@ -10,12 +10,18 @@ import argparse
 import json
 import random
 from pathlib import Path
+from typing import TypedDict
 
 FIRST_TOKEN_ID = 100
 MIN_TOKENS, MAX_TOKENS = 8, 512
 
 
-def requests(num_requests: int, seed: int, vocab: int) -> list[dict[str, object]]:
+class WorkloadRequest(TypedDict):
+    prompt_token_ids: list[int]
+    max_tokens: int
+
+
+def requests(num_requests: int, seed: int, vocab: int) -> list[WorkloadRequest]:
     rng = random.Random(seed)
 
     def token_ids(count: int) -> list[int]:
@@ -25,7 +31,7 @@ def requests(num_requests: int, seed: int, vocab: int) -> list[dict[str, object]
         return int(min(MAX_TOKENS, max(MIN_TOKENS, rng.lognormvariate(4.6, 0.8))))
 
     token_ids(64)  # published figures were taken with the stream at this point
-    drawn = []
+    drawn: list[WorkloadRequest] = []
     for _ in range(num_requests):
         prompt_length, output_length = length(), length()
         drawn.append({"prompt_token_ids": token_ids(prompt_length), "max_tokens": output_length})

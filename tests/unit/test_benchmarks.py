@@ -30,3 +30,12 @@ def test_kernels_has_a_figure_for_each_type_and_number_of_rows(tmp_path: Path) -
     assert found == {("Q4_1", 1), ("Q4_1", 40), ("BF16", 1), ("BF16", 40)}
     assert all(figure["us"] > 0 and figure["of_floor"] > 0 for figure in block["figures"])
     assert block["limits"]["read_gb_per_s"] > 0
+
+
+def test_every_gate_becomes_a_row_and_failing_one_fails_the_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gates", "--only", "attention", "--out", str(tmp_path)]
+    status = subprocess.run(command, cwd=ROOT, timeout=240, check=False, stdout=subprocess.PIPE).returncode
+    gates = json.loads((tmp_path / "gates.json").read_text())["gates"]
+    assert len((tmp_path / "gates.md").read_text().splitlines()) == len(gates) + 2
+    assert status == int(not all(gate["passed"] for gate in gates))
+    assert all(gate["measured"] > 0 and gate["state"]["read_gb_per_s"] > 0 for gate in gates)

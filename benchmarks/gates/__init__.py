@@ -1,0 +1,1 @@
+"""The speed Octavo must reach, measured: what `scripts/bench` runs."""
