@@ -21,7 +21,7 @@ from octavo.backends.native.instructions import (
     ProgramText,
 )
 from octavo.backends.native.library import Context, PackedWeight
-from octavo.backends.native.lower import OPERAND_OF_LAYOUT
+from octavo.backends.native.lower import operand_kind
 from octavo.quant.gguf import layout_of
 from octavo.weights.gguf import GGUFType
 
@@ -66,7 +66,8 @@ def random_blocks(rng: np.random.Generator, encoding: GGUFType, shape: Shape) ->
 class ColdProducts:
     """One product over and over, each time with other weights: `cold_bytes` of them, more than a cache holds.
 
-    Activations are zero, which takes as long as any others. A barrier follows each product, as in a model.
+    Activations are zero, which takes as long as any others without refined groups. A barrier follows each product,
+    as in a model.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class ColdProducts:
         self.bytes = first.bytes * sides  # of the weights of one product
         self.count = max(2, cold_bytes // self.bytes)
         weights = [first, *(pack() for _ in range(self.count * sides - 1))]
-        operand = OPERAND_OF_LAYOUT[layout]
+        operand = operand_kind(layout, refined=False)
         buffers = (
             Buffer(operand, shape.num_columns),
             Buffer(operand if shape.gated else BufferKind.F32, shape.num_rows),

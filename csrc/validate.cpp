@@ -15,17 +15,14 @@ const char* kind_name(int kind) {
     case OCT_BUFFER_F32: return "fp32";
     case OCT_BUFFER_OPERAND_INT8: return "int8 operand";
     case OCT_BUFFER_OPERAND_BF16: return "bf16 operand";
-    case OCT_BUFFER_OPERAND_INT16: return "int16 operand";
+    case OCT_BUFFER_OPERAND_INT8_REFINED: return "refined int8 operand";
   }
   return "unknown";
 }
 
-int operand_kind_for(const oct_weight& weight) {
-  switch (weight.layout) {
-    case OCT_LAYOUT_BF16: return OCT_BUFFER_OPERAND_BF16;
-    case OCT_LAYOUT_S8_GROUP: return OCT_BUFFER_OPERAND_INT16;
-  }
-  return OCT_BUFFER_OPERAND_INT8;
+bool takes(const oct_weight& weight, int kind) {
+  if (weight.layout == OCT_LAYOUT_BF16) return kind == OCT_BUFFER_OPERAND_BF16;
+  return kind == OCT_BUFFER_OPERAND_INT8 || kind == OCT_BUFFER_OPERAND_INT8_REFINED;
 }
 
 std::string number(double value) {
@@ -84,9 +81,9 @@ class InstructionCheck {
   }
   const oct_buffer& operand_of(const char* role, int index, const oct_weight& weight) const {
     const oct_buffer& found = operand(role, index);
-    int needed = operand_kind_for(weight);
-    require(found.kind == needed, named(role, index) + " must be an " + kind_name(needed) + " for a weight in layout " +
-                                      layout_name(weight.layout) + ", but is an " + kind_name(found.kind));
+    const char* needed = weight.layout == OCT_LAYOUT_BF16 ? "a bf16 operand" : "an int8 operand";
+    require(takes(weight, found.kind), named(role, index) + " must be " + needed + " for a weight in layout " +
+                                           layout_name(weight.layout) + ", but is of kind " + kind_name(found.kind));
     columns(role, index, weight.num_columns);
     return found;
   }
@@ -183,6 +180,8 @@ class InstructionCheck {
     rows("src_up", src_up, src.row_space);
     columns("dst", op.dst, gate.num_rows);
     rows("dst", op.dst, src.row_space);
+    require(buffer("dst", op.dst).kind != OCT_BUFFER_OPERAND_INT8_REFINED,
+            named("dst", op.dst) + " is refined, which takes whole rows");
     require(op.dst != op.src && op.dst != src_up, named("dst", op.dst) + " is also a source");
   }
 
@@ -251,7 +250,7 @@ class InstructionCheck {
 void validate_buffers(const std::vector<oct_buffer>& buffers) {
   for (size_t i = 0; i < buffers.size(); ++i) {
     const oct_buffer& buffer = buffers[i];
-    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_INT16;
+    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_INT8_REFINED;
     bool row_space = buffer.row_space == OCT_ROWS_TOKENS || buffer.row_space == OCT_ROWS_LOGITS;
     if (kind && row_space && buffer.columns >= 1) continue;
     throw Error("buffer " + std::to_string(i) + " of kind " + std::to_string(buffer.kind) + ", row space " +

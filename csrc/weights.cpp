@@ -13,9 +13,7 @@ namespace octavo {
 const char* layout_name(int layout) {
   switch (layout) {
     case OCT_LAYOUT_BF16: return "bf16";
-    case OCT_LAYOUT_U8_GROUP: return "u8_group";
-    case OCT_LAYOUT_U4_GROUP: return "u4_group";
-    case OCT_LAYOUT_S8_GROUP: return "s8_group";
+    case OCT_LAYOUT_GROUPED: return "grouped";
   }
   return "unknown";
 }
@@ -25,9 +23,7 @@ namespace {
 bool fits(int layout, const GgufTypeTraits& traits) {
   switch (layout) {
     case OCT_LAYOUT_BF16: return true;
-    case OCT_LAYOUT_U8_GROUP: return traits.code_bits == 5 || traits.code_bits == 6;
-    case OCT_LAYOUT_U4_GROUP: return traits.code_bits == 4;
-    case OCT_LAYOUT_S8_GROUP: return traits.code_bits == 8;
+    case OCT_LAYOUT_GROUPED: return traits.code_bits != 0;
   }
   return false;
 }

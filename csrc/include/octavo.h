@@ -37,10 +37,8 @@ const char* oct_context_isa(const oct_context*);
 
 // ---- weights: packed once, in one of the canonical layouts ------------------------------------------------------
 enum oct_layout {
-  OCT_LAYOUT_BF16 = 0,      // bf16 values
-  OCT_LAYOUT_U8_GROUP = 1,  // codes of 5 or 6 bits in a byte, one scale (and minimum) a group of 16 or 32 columns
-  OCT_LAYOUT_U4_GROUP = 2,  // codes of 4 bits, one scale (and minimum) a group of 32 columns
-  OCT_LAYOUT_S8_GROUP = 3,  // signed codes of 8 bits, one scale a group of 32 columns
+  OCT_LAYOUT_BF16 = 0,     // bf16 values
+  OCT_LAYOUT_GROUPED = 1,  // codes of 4, 5, 6 or 8 bits, a scale for 16 or 32 columns, a minimum for 32 or none
 };
 
 typedef struct oct_weight oct_weight;
@@ -77,9 +75,9 @@ void oct_kv_cache_destroy(oct_kv_cache*);
 // ---- program: a flat list of fixed-size instructions over numbered buffers ---------------------------------------
 enum oct_buffer_kind {
   OCT_BUFFER_F32 = 0,           // fp32 [rows, columns]
-  OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with weights of unsigned codes: int8 codes, a step size for each 16
+  OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with grouped weights: int8 codes, a scale for each 32
   OCT_BUFFER_OPERAND_BF16 = 2,  // left operand of a product with bf16 weights
-  OCT_BUFFER_OPERAND_INT16 = 3, // left operand of a product with weights of signed codes: int16 codes, scale a group of 32
+  OCT_BUFFER_OPERAND_INT8_REFINED = 3,  // INT8, with second codes for groups of outliers; written by whole rows
 };
 enum oct_row_space { OCT_ROWS_TOKENS = 0, OCT_ROWS_LOGITS = 1 };
 

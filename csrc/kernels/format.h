@@ -1,10 +1,12 @@
 // How grouped weights look inside a panel.
 //
-// A panel holds `columns` weight rows (columns of the product's right side). It is a run of groups of 32 along K:
+// A panel holds two vectors of `lanes` weight rows (columns of the product's right side). It is a run of groups of 32
+// along K:
 //
-//   codes   for each step along K, for each vector of `lanes` columns, lanes x step codes. 4 bits: steps of 4, a byte
-//           holds a code of vector 2v below and of vector 2v + 1 above. 5 and 6 bits: steps of 4, a code a byte.
-//           8 bits: steps of 2, a signed code a byte, to be widened to 16 bits.
+//   codes   for each step of 4 along K. Up to 6 bits: [lanes][4] bytes with the low 4 bits of a code of the first vector
+//           below and of the second above; after all steps the rest of the codes, 1 or 2 bits each, packed into bytes in
+//           the order of steps and vectors, so that [lanes][4] bytes hold those of 8 or 4 vectors of codes.
+//           8 bits: [2 vectors][lanes][4] bytes.
 //   scales  fp16, [groups of the 32: 1, or 2 when a scale covers 16][columns]
 //   mins    fp16, [columns], where the type has them
 //
@@ -17,28 +19,53 @@
 namespace octavo {
 namespace {
 
-// Unsigned codes of `bits` bits, multiplied by INT8 operands; value = scale * (code - zero), or scale * code - min.
+constexpr int kSteps = kGroup / 4;
+constexpr int kPanelVectors = 2;
+
+// Unsigned codes of `bits` bits: value = scale * (code - zero), or scale * code - min.
 template <int bits_, int group_, bool has_min_, int zero_>
 struct Format {
   static constexpr int bits = bits_, group = group_, zero = zero_;
   static constexpr bool has_min = has_min_;
   static constexpr int scale_rows = kGroup / group_;  // rows of scales in a group of 32
 };
-static_assert(kScaleColumns == 16, "a weight's scale covers whole parts of an operand's group");
 
-// What the loops need to know of a format at run time.
+// What the loops need to know of a format at run time. Sizes in bytes, of one group.
 struct PanelShape {
   int lanes;
   int columns;
-  int step;             // codes of a column that lie side by side
-  int64_t codes_bytes;  // of a group
+  int bits;
+  int64_t codes_bytes;
   int64_t group_bytes;
 };
 
-constexpr PanelShape panel_shape(int lanes, int columns, int bits, int group, bool has_min) {
-  int64_t codes = int64_t(kGroup) * columns * (bits == 4 ? 4 : 8) / 8;
+constexpr PanelShape panel_shape(int lanes, int bits, int group, bool has_min) {
+  int columns = lanes * kPanelVectors;
+  int64_t codes = int64_t(kGroup) * columns * bits / 8;
   int64_t rows_of_halves = kGroup / group + (has_min ? 1 : 0);
-  return {lanes, columns, bits == 8 ? 2 : 4, codes, codes + rows_of_halves * columns * int64_t(sizeof(uint16_t))};
+  return {lanes, columns, bits, codes, codes + rows_of_halves * columns * int64_t(sizeof(uint16_t))};
+}
+
+// Where the bits above the low 4 of vector `vector` of step `step` lie: in bytes from the group's start for lane 0, and
+// how far up in each byte.
+struct HighBits {
+  int offset;
+  int shift;
+};
+
+constexpr HighBits high_bits(int lanes, int bits, int step, int vector) {
+  int width = bits - 4, index = step * kPanelVectors + vector, in_byte = 8 / width;
+  return {(kSteps + index / in_byte) * lanes * 4, index % in_byte * width};
+}
+
+// The code of column k of a weight row that lies in lane `lane` of vector `vector`.
+inline int code_at(const PanelShape& shape, const uint8_t* group, int vector, int lane, int k) {
+  int step = k / 4, byte = lane * 4 + k % 4, step_bytes = shape.lanes * 4;
+  if (shape.bits == 8) return group[(step * kPanelVectors + vector) * step_bytes + byte];
+  int code = (group[step * step_bytes + byte] >> (4 * vector)) & 15;
+  if (shape.bits == 4) return code;
+  HighBits where = high_bits(shape.lanes, shape.bits, step, vector);
+  return code | ((group[where.offset + byte] >> where.shift) & ((1 << (shape.bits - 4)) - 1)) << 4;
 }
 
 // What a tile asks the caches for while it computes: `bytes` more from `data` on with each group of 32 along K.
@@ -52,15 +79,30 @@ inline void fetch_next(Prefetch& ahead) {
   for (; ahead.data < end; ahead.data += 64) __builtin_prefetch(ahead.data);
 }
 
-// Calls visitor(Format<...>()) with the format of a weight of unsigned codes.
+inline const Int8Group& group_of_row(const uint8_t* rows, int64_t row_bytes, int r) {
+  return *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
+}
+
+// Whether a group must be multiplied a second time, for what rounding left of it in some of the rows.
+template <int R>
+inline bool any_refined(const uint8_t* rows, int64_t row_bytes) {
+  int32_t any = 0;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) any |= group_of_row(rows, row_bytes, r).is_refined;
+  return any != 0;
+}
+
+// Calls visitor(Format<...>()) with the format of a grouped weight.
 template <class Visitor>
 inline void visit_format(const oct_weight& weight, Visitor visitor) {
   if (weight.code_bits == 4) {
     weight.has_min ? visitor(Format<4, 32, true, 0>()) : visitor(Format<4, 32, false, 8>());
   } else if (weight.code_bits == 5) {
     weight.has_min ? visitor(Format<5, 32, true, 0>()) : visitor(Format<5, 32, false, 16>());
-  } else {
+  } else if (weight.code_bits == 6) {
     visitor(Format<6, 16, false, 32>());
+  } else {
+    visitor(Format<8, 32, false, 128>());
   }
 }
 

@@ -18,7 +18,7 @@ inline F32 gelu_tanh(F32 x) {
 }
 
 // out[rows of the tile][kGatedColumns] of the sweep's block of columns; those beyond the weight are zero.
-inline void block_product(const Operand& src, const oct_weight& weight, const PanelFormat& format,
+inline void block_product(const Operand& src, const oct_weight& weight, const TiledFormat& format,
                           const Sweep& sweep, int64_t tile, float* out) {
   int64_t row = sweep.rows.begin(tile);
   int num_rows = int(sweep.rows.begin(tile + 1) - row), panels = kGatedColumns / format.columns;
@@ -53,7 +53,8 @@ inline void write_columns(const float* values, int64_t count, const Destination&
 }
 
 inline void gated_linear(const GatedLinearArgs& args, ThreadShare share) {
-  PanelFormat gate_format = panel_format(*args.gate), up_format = panel_format(*args.up);
+  TiledFormat gate_format = tiled_format(*args.gate, args.src_gate.kind);
+  TiledFormat up_format = tiled_format(*args.up, args.src_up.kind);
   int64_t columns = args.gate->num_rows;
   alignas(64) float gate[kMaxTileRows * kGatedColumns], up[kMaxTileRows * kGatedColumns];
   for_sweeps(args.num_rows, divide_up(columns, kGatedColumns), share, [&](const Sweep& sweep) {

@@ -29,7 +29,7 @@ inline void prefetch_for_writing(const float* dst, int64_t stride, int num_rows,
   }
 }
 
-inline void linear_tile(const LinearArgs& args, const PanelFormat& format, int64_t panel, int64_t row, int num_rows,
+inline void linear_tile(const LinearArgs& args, const TiledFormat& format, int64_t panel, int64_t row, int num_rows,
                         Prefetch ahead) {
   alignas(64) float product[kMaxTileRows * kMaxPanelColumns];
   int64_t column = panel * format.columns;
@@ -51,7 +51,7 @@ inline void linear_tile(const LinearArgs& args, const PanelFormat& format, int64
 }
 
 inline void linear(const LinearArgs& args, ThreadShare share) {
-  PanelFormat format = panel_format(*args.weight);
+  TiledFormat format = tiled_format(*args.weight, args.src.kind);
   for_sweeps(args.num_rows, format.num_panels, share, [&](const Sweep& sweep) {
     const uint8_t* panel = args.weight->data + sweep.block * format.panel_bytes;
     for (int64_t tile = sweep.first; tile < sweep.last; ++tile) {

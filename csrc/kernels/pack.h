@@ -32,30 +32,55 @@ inline const uint8_t* source_row(const oct_weight& weight, const void* blocks, c
   return static_cast<const uint8_t*>(blocks) + source * gguf_row_bytes(weight.gguf_type, weight.num_columns);
 }
 
+// Four consecutive codes of a column.
+inline uint32_t code_word(const GgufGroup& group, int step) {
+  uint32_t word;
+  memcpy(&word, group.codes + 4 * step, 4);
+  return word;
+}
+
+inline void write_codes_of_8_bits(const PanelShape& shape, const GgufGroup* columns, uint8_t* dst) {
+  for (int s = 0; s < kSteps; ++s) {
+    for (int c = 0; c < shape.columns; ++c, dst += 4) {
+      uint32_t word = code_word(columns[c], s);
+      memcpy(dst, &word, 4);
+    }
+  }
+}
+
+inline void write_nibbles(const PanelShape& shape, const GgufGroup* columns, uint8_t* dst) {
+  for (int s = 0; s < kSteps; ++s) {
+    for (int lane = 0; lane < shape.lanes; ++lane, dst += 4) {
+      uint32_t low = code_word(columns[lane], s), high = code_word(columns[lane + shape.lanes], s);
+      uint32_t word = (low & 0x0f0f0f0fu) | ((high & 0x0f0f0f0fu) << 4);
+      memcpy(dst, &word, 4);
+    }
+  }
+}
+
+inline void write_high_bits(const PanelShape& shape, const GgufGroup* columns, uint8_t* group) {
+  int64_t first = int64_t(kSteps) * shape.lanes * 4;
+  memset(group + first, 0, size_t(shape.codes_bytes - first));
+  uint32_t mask = shape.bits == 5 ? 0x01010101u : 0x03030303u;
+  for (int s = 0; s < kSteps; ++s) {
+    for (int c = 0; c < shape.columns; ++c) {
+      HighBits where = high_bits(shape.lanes, shape.bits, s, c / shape.lanes);
+      uint8_t* dst = group + where.offset + c % shape.lanes * 4;
+      uint32_t word;
+      memcpy(&word, dst, 4);
+      word |= ((code_word(columns[c], s) >> 4) & mask) << where.shift;
+      memcpy(dst, &word, 4);
+    }
+  }
+}
+
 // One group of 32 of a panel, from the decoded groups of its columns.
 inline void write_group(const oct_weight& weight, const PanelShape& shape, const GgufGroup* columns, uint8_t* dst) {
-  int vectors = shape.columns / shape.lanes;
-  for (int s = 0; s < kGroup / shape.step; ++s) {
-    for (int c = 0; c < shape.columns; ++c) {
-      int vector = c / shape.lanes, lane = c % shape.lanes;
-      uint32_t codes;
-      if (weight.code_bits == 8) {
-        uint16_t pair;
-        memcpy(&pair, columns[c].codes + 2 * s, 2);
-        pair ^= 0x8080;  // codes less their zero, 128
-        memcpy(dst + ((s * vectors + vector) * shape.lanes + lane) * 2, &pair, 2);
-        continue;
-      }
-      memcpy(&codes, columns[c].codes + 4 * s, 4);
-      if (weight.code_bits != 4) {
-        memcpy(dst + ((s * vectors + vector) * shape.lanes + lane) * 4, &codes, 4);
-      } else if (vector % 2 == 0) {
-        uint32_t high;
-        memcpy(&high, columns[c + shape.lanes].codes + 4 * s, 4);
-        codes |= high << 4;
-        memcpy(dst + ((s * vectors / 2 + vector / 2) * shape.lanes + lane) * 4, &codes, 4);
-      }
-    }
+  if (shape.bits == 8) {
+    write_codes_of_8_bits(shape, columns, dst);
+  } else {
+    write_nibbles(shape, columns, dst);
+    if (shape.bits > 4) write_high_bits(shape, columns, dst);
   }
   uint16_t* halves = reinterpret_cast<uint16_t*>(dst + shape.codes_bytes);
   for (int part = 0; part < kGroup / weight.group; ++part) {
@@ -129,19 +154,13 @@ inline void pack(const oct_weight* weight, const void* gguf_blocks, const int32_
 // Values of 32 columns of K of one weight row.
 inline void unpack_group(const oct_weight& weight, const PanelShape& shape, const uint8_t* group, int column,
                          float* values) {
-  int vectors = shape.columns / shape.lanes, vector = column / shape.lanes, lane = column % shape.lanes;
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
   int parts = kGroup / weight.group;
   float scales[2] = {half_to_float(halves[column]), half_to_float(halves[(parts - 1) * shape.columns + column])};
   float min = weight.has_min ? half_to_float(halves[parts * shape.columns + column]) : 0.0f;
-  bool nibbles = weight.code_bits == 4;
-  int step_vectors = nibbles ? vectors / 2 : vectors, byte_vector = nibbles ? vector / 2 : vector;
-  int shift = nibbles && vector % 2 ? 4 : 0, mask = nibbles ? 15 : 255;
   for (int k = 0; k < kGroup; ++k) {
-    int s = k / shape.step;
-    uint8_t byte = group[((s * step_vectors + byte_vector) * shape.lanes + lane) * shape.step + k % shape.step];
-    int code = weight.code_bits == 8 ? int8_t(byte) : ((byte >> shift) & mask) - weight.zero;
-    values[k] = scales[k / 16] * float(code) - min;
+    int code = code_at(shape, group, column / shape.lanes, column % shape.lanes, k) - weight.zero;
+    values[k] = scales[k / kHalf] * float(code) - min;
   }
 }
 

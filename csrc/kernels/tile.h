@@ -25,19 +25,13 @@ struct PanelFormat {
   int64_t num_panels;
   int64_t num_groups;
   int64_t panel_bytes;
-  const Tile* tiles;  // tiles[r - 1] for r rows, 1..kMaxTileRows
 };
 
-template <class Format>
-constexpr Tile grouped_tiles[] = {grouped_tile<Format, 1>, grouped_tile<Format, 2>, grouped_tile<Format, 3>,
-                                  grouped_tile<Format, 4>,
+template <class Format, bool is_refined>
+constexpr Tile grouped_tiles[] = {grouped_tile<Format, is_refined, 1>, grouped_tile<Format, is_refined, 2>,
+                                  grouped_tile<Format, is_refined, 3>, grouped_tile<Format, is_refined, 4>,
 #ifndef OCT_VEC_SCALAR
-                                  grouped_tile<Format, 5>, grouped_tile<Format, 6>,
-#endif
-};
-constexpr Tile signed_tiles[] = {signed_tile<1>, signed_tile<2>, signed_tile<3>, signed_tile<4>,
-#ifndef OCT_VEC_SCALAR
-                                 signed_tile<5>, signed_tile<6>,
+                                  grouped_tile<Format, is_refined, 5>, grouped_tile<Format, is_refined, 6>,
 #endif
 };
 constexpr Tile bf16_tiles[] = {bf16_tile<1>, bf16_tile<2>, bf16_tile<3>, bf16_tile<4>,
@@ -48,8 +42,7 @@ constexpr Tile bf16_tiles[] = {bf16_tile<1>, bf16_tile<2>, bf16_tile<3>, bf16_ti
 static_assert(sizeof(bf16_tiles) / sizeof(Tile) == kMaxTileRows, "a tile for each number of rows");
 
 inline PanelShape grouped_shape(const oct_weight& weight) {
-  return panel_shape(kLanes, grouped_panel_columns(weight.code_bits), weight.code_bits, weight.group,
-                     weight.has_min != 0);
+  return panel_shape(kLanes, weight.code_bits, weight.group, weight.has_min != 0);
 }
 
 inline PanelFormat panel_format(const oct_weight& weight) {
@@ -58,18 +51,32 @@ inline PanelFormat panel_format(const oct_weight& weight) {
   if (weight.layout == OCT_LAYOUT_BF16) {
     format.columns = kBf16PanelColumns;
     format.panel_bytes = format.num_groups * kGroup * kBf16PanelColumns * int64_t(sizeof(uint16_t));
-    format.tiles = bf16_tiles;
   } else {
     PanelShape shape = grouped_shape(weight);
     format.columns = shape.columns;
     format.panel_bytes = format.num_groups * shape.group_bytes;
-    format.tiles = signed_tiles;
-    if (weight.layout != OCT_LAYOUT_S8_GROUP) {
-      visit_format(weight, [&](auto tag) { format.tiles = grouped_tiles<decltype(tag)>; });
-    }
   }
   format.num_panels = (weight.num_rows + format.columns - 1) / format.columns;
   return format;
+}
+
+// The same with the tiles that multiply an operand of a kind that goes with the weight.
+struct TiledFormat : PanelFormat {
+  const Tile* tiles;  // tiles[r - 1] for r rows, 1..kMaxTileRows
+};
+
+inline const Tile* tiles_for(const oct_weight& weight, int operand_kind) {
+  const Tile* tiles = bf16_tiles;
+  if (weight.layout == OCT_LAYOUT_BF16) return tiles;
+  bool is_refined = operand_kind == OCT_BUFFER_OPERAND_INT8_REFINED;
+  visit_format(weight, [&](auto tag) {
+    tiles = is_refined ? grouped_tiles<decltype(tag), true> : grouped_tiles<decltype(tag), false>;
+  });
+  return tiles;
+}
+
+inline TiledFormat tiled_format(const oct_weight& weight, int operand_kind) {
+  return {panel_format(weight), tiles_for(weight, operand_kind)};
 }
 
 }  // namespace

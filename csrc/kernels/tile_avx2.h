@@ -1,9 +1,8 @@
 // Register tiles for AVX2 without VNNI.
 //
 // vpmaddubsw multiplies unsigned codes by signed activations and adds pairs in 16 bits, which must not overflow: sums
-// of codes of 4 and 5 bits hold the 4 steps of half a group (4 * 2 * 31 * 127 = 31496), of 6 bits 2 steps. Codes of 8
-// bits are multiplied in 16 bits by vpmaddwd. Both cost two instructions for 8 columns times 4 (2) codes, and a shared
-// broadcast.
+// of codes of 4 bits hold all 8 steps of a group (8 * 2 * 15 * 127 = 30480), of 5 bits 4 steps, of 6 bits 2. Codes of 8
+// bits are multiplied as two of 4 bits. A step costs two instructions for 8 columns times 4 codes, and a shared broadcast.
 #pragma once
 #include "format.h"
 
@@ -13,25 +12,19 @@ namespace {
 constexpr int kLanes = 8;
 constexpr int kMaxTileRows = 6;
 constexpr int kBf16PanelColumns = 16;
-constexpr int grouped_panel_columns(int) { return 16; }
 
 typedef short v16hi __attribute__((vector_size(32)));
 typedef int v8si __attribute__((vector_size(32)));
 
-inline __m256i broadcast_step(const Int8Group& group, int s) {
-  int codes;
-  memcpy(&codes, group.codes + 4 * s, 4);
-  return _mm256_set1_epi32(codes);
-}
-
-inline void start_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Group& row, int s) {
-  __m256i activations = broadcast_step(row, s);
-  dots[0] = v16hi(_mm256_maddubs_epi16(codes[0], activations));
-  dots[1] = v16hi(_mm256_maddubs_epi16(codes[1], activations));
+inline void start_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const int8_t* step) {
+  int activations;
+  memcpy(&activations, step, 4);
+  dots[0] = v16hi(_mm256_maddubs_epi16(codes[0], _mm256_set1_epi32(activations)));
+  dots[1] = v16hi(_mm256_maddubs_epi16(codes[1], _mm256_set1_epi32(activations)));
 }
 
 // In assembly because GCC otherwise computes the products of all steps first and spills every one of them.
-inline void add_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Group& row, int s) {
+inline void add_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const int8_t* step) {
   v16hi products, activations;
   asm("vpbroadcastd %[step], %[activations]\n\t"
       "vpmaddubsw %[activations], %[codes0], %[products]\n\t"
@@ -39,114 +32,82 @@ inline void add_dots(v16hi (&dots)[2], const __m256i (&codes)[2], const Int8Grou
       "vpaddw %[products], %[dots0], %[dots0]\n\t"
       "vpaddw %[activations], %[dots1], %[dots1]"
       : [dots0] "+x"(dots[0]), [dots1] "+x"(dots[1]), [products] "=&x"(products), [activations] "=&x"(activations)
-      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]),
-        [step] "m"(*reinterpret_cast<const int8_t(*)[4]>(row.codes + 4 * s)));
+      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]), [step] "m"(*reinterpret_cast<const int8_t(*)[4]>(step)));
 }
 
-inline v8si add_pairs(v16hi sums) { return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi16(1))); }
-inline v8si add_scaled_pairs(v16hi sums, const int16_t (&factor_pair)[2]) {
-  int pair;
-  memcpy(&pair, factor_pair, 4);
-  return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi32(pair)));
+inline v8si add_pairs(v16hi sums, int factor) {
+  return v8si(_mm256_madd_epi16(__m256i(sums), _mm256_set1_epi16(short(factor))));
 }
 inline __m256 load_halves(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+inline __m256i shift_bytes(__m256i bytes, int left) {
+  return left >= 0 ? _mm256_slli_epi16(bytes, left) : _mm256_srli_epi16(bytes, -left);
+}
+inline __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// The codes of step s of both vectors of columns.
+// The codes of step s of both vectors of columns; of 8-bit codes the lower or upper half.
 template <class Format>
-inline void load_step(const uint8_t* codes, int s, __m256i (&vectors)[2]) {
-  if constexpr (Format::bits == 4) {
-    __m256i mask = _mm256_set1_epi8(15);
-    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + s);
-    vectors[0] = _mm256_and_si256(bytes, mask);
-    vectors[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
-  } else {
-    vectors[0] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + 2 * s);
-    vectors[1] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + 2 * s + 1);
+[[gnu::always_inline]] inline void load_step(const uint8_t* group, int s, int half, __m256i (&codes)[2]) {
+  __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
+    if constexpr (Format::bits == 8) {
+      __m256i bytes = load_bytes(group + (2 * s + v) * 32);
+      codes[v] = _mm256_and_si256(half == 0 ? bytes : _mm256_srli_epi16(bytes, 4), low);
+    } else {
+      __m256i bytes = load_bytes(group + 32 * s);
+      codes[v] = _mm256_and_si256(v == 0 ? bytes : _mm256_srli_epi16(bytes, 4), low);
+    }
+    if constexpr (Format::bits == 5 || Format::bits == 6) {
+      HighBits where = high_bits(kLanes, Format::bits, s, v);
+      __m256i shifted = shift_bytes(load_bytes(group + where.offset), 4 - where.shift);
+      __m256i high = _mm256_set1_epi8(Format::bits == 5 ? 0x10 : 0x30);
+      codes[v] = _mm256_or_si256(codes[v], _mm256_and_si256(shifted, high));
+    }
   }
 }
 
 // Dots of steps [first, first + count), few enough for 16 bits.
 template <class Format, int R, int count>
-[[gnu::always_inline]] inline void dot_steps(v16hi (&dots)[R][2], const uint8_t* rows, int64_t row_bytes,
-                                             const uint8_t* panel, int first) {
+[[gnu::always_inline]] inline void dot_steps(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int first,
+                                             int half, v16hi (&dots)[R][2]) {
 #pragma GCC unroll 8
-  for (int step = 0; step < count; ++step) {
+  for (int s = 0; s < count; ++s) {
     __m256i codes[2];
-    load_step<Format>(panel, first + step, codes);
+    load_step<Format>(panel, first + s, half, codes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Int8Group& row = *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
-      step == 0 ? start_dots(dots[r], codes, row, first) : add_dots(dots[r], codes, row, first + step);
+      const int8_t* step = group_of_row(rows, row_bytes, r).codes + 4 * (first + s);
+      s == 0 ? start_dots(dots[r], codes, step) : add_dots(dots[r], codes, step);
     }
   }
 }
 
-// Both parts of a group, to be multiplied by weights of one scale: what add_to adds to `sums`.
+// Integer dots of one part of a group: of all of it, or of the half that a scale covers.
 template <class Format, int R>
-struct GroupDots {
-  static constexpr int steps = kScaleColumns / 4;
-  v16hi dots[kParts][R][2];
-
-  [[gnu::always_inline]] void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel) {
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      dot_steps<Format, R, steps>(dots[part], rows, row_bytes, panel, part * steps);
-    }
-  }
-  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row,
-                                     const __m256 (&halves)[2][2]) const {
-    __m256 row_scale = _mm256_set1_ps(row.scale);
-    __m256 offset = Format::has_min ? _mm256_set1_ps(row.sum) : _mm256_set1_ps(row.sum * float(-Format::zero));
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      v8si dot = add_scaled_pairs(dots[0][r][v], row.factor_pairs[0]);
-      dot += add_scaled_pairs(dots[1][r][v], row.factor_pairs[1]);
-      __m256 value = _mm256_cvtepi32_ps(__m256i(dot));
-      value = Format::has_min ? _mm256_mul_ps(value, row_scale) : _mm256_fmadd_ps(value, row_scale, offset);
-      sums[v] = _mm256_fmadd_ps(value, halves[0][v], sums[v]);
-      if (Format::has_min) sums[v] = _mm256_fnmadd_ps(halves[1][v], offset, sums[v]);
-    }
-  }
-};
-
-// The same for 6-bit codes, whose weights have a scale for each part.
-template <int zero, int R>
-struct GroupDots<Format<6, kScaleColumns, false, zero>, R> {
-  using Codes = Format<6, kScaleColumns, false, zero>;
-  static constexpr int steps = kScaleColumns / 4;
-  v8si dots[kParts][R][2];
-
-  [[gnu::always_inline]] void compute(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel) {
+[[gnu::always_inline]] inline void dot_part(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part,
+                                            v8si (&dots)[R][2]) {
+  constexpr int parts = Format::scale_rows, steps = kSteps / parts;
+  constexpr int most = Format::bits == 5 ? 4 : Format::bits == 6 ? 2 : 8, count = steps < most ? steps : most;
+  constexpr int halves = Format::bits == 8 ? 2 : 1;
 #pragma GCC unroll 4
-    for (int half = 0; half < 2 * kParts; ++half) {
-      v16hi pairs[R][2];
-      dot_steps<Codes, R, steps / 2>(pairs, rows, row_bytes, panel, half * steps / 2);
+  for (int chunk = 0; chunk < halves * steps / count; ++chunk) {
+    int half = chunk % halves;
+    v16hi pairs[R][2];
+    dot_steps<Format, R, count>(rows, row_bytes, panel, part * steps + chunk / halves * count, half, pairs);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) {
-          v8si& dot = dots[half / 2][r][v];
-          dot = half % 2 == 0 ? add_pairs(pairs[r][v]) : dot + add_pairs(pairs[r][v]);
-        }
-      }
-    }
-  }
-  [[gnu::always_inline]] void add_to(__m256 (&sums)[2], int r, const Int8Group& row,
-                                     const __m256 (&halves)[2][2]) const {
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      __m256 row_scale = _mm256_set1_ps(row.scale * row.factors[part]);
-      __m256 offset = _mm256_set1_ps(row.part_sums[part] * float(-zero));
+    for (int r = 0; r < R; ++r) {
+      int negated_sum = group_of_row(rows, row_bytes, r).negated_sums[parts == 1 ? 2 : part];
+      v8si start = v8si(_mm256_set1_epi32(Format::zero * negated_sum));
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
-        __m256 value = _mm256_fmadd_ps(_mm256_cvtepi32_ps(__m256i(dots[part][r][v])), row_scale, offset);
-        sums[v] = _mm256_fmadd_ps(value, halves[part][v], sums[v]);
+        v8si sums = add_pairs(pairs[r][v], half == 0 ? 1 : 16);
+        dots[r][v] = chunk > 0 ? dots[r][v] + sums : Format::zero != 0 ? start + sums : sums;
       }
     }
   }
-};
+}
 
 template <int R>
 inline void store_sums(const __m256 (&sums)[R][2], float* out, int64_t out_stride) {
@@ -172,89 +133,56 @@ template <int R>
   if (R > 3) asm volatile("" : : "r"(&sums) : "memory");
 }
 
-// out[R][16] = rows x panel.
+// Adds the products of a group, without the weights' minimums.
 template <class Format, int R>
-inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
-                         float* out, int64_t out_stride) {
-  constexpr PanelShape shape = panel_shape(kLanes, 16, Format::bits, Format::group, Format::has_min);
-  constexpr int rows_of_halves = Format::scale_rows + (Format::has_min ? 1 : 0);
-  __m256 sums[R][2];
-  clear_sums(sums);
-  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
-    fetch_next(ahead);
-    keep_in_memory(sums);
-    GroupDots<Format, R> dots;
-    dots.compute(rows, row_bytes, panel);
-
-    __m256 halves[2][2];  // scales, then mins or more scales
-#pragma GCC unroll 4
-    for (int i = 0; i < 2 * rows_of_halves; ++i) {
-      halves[i / 2][i % 2] = load_halves(reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes) + i * kLanes);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      dots.add_to(sums[r], r, *reinterpret_cast<const Int8Group*>(rows + r * row_bytes), halves);
-    }
-  }
-  store_sums(sums, out, out_stride);
-}
-
-inline void start_wide_dots(v8si (&dots)[2], const __m256i (&codes)[2], const int16_t* pair) {
-  int activations;
-  memcpy(&activations, pair, 4);
+[[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel,
+                                             const uint16_t* halves, __m256 (&sums)[R][2]) {
 #pragma GCC unroll 2
-  for (int v = 0; v < 2; ++v) dots[v] = v8si(_mm256_madd_epi16(codes[v], _mm256_set1_epi32(activations)));
-}
-
-// In assembly for the reason given at add_dots.
-inline void add_wide_dots(v8si (&dots)[2], const __m256i (&codes)[2], const int16_t* pair) {
-  v8si products, activations;
-  asm("vpbroadcastd %[pair], %[activations]\n\t"
-      "vpmaddwd %[activations], %[codes0], %[products]\n\t"
-      "vpmaddwd %[activations], %[codes1], %[activations]\n\t"
-      "vpaddd %[products], %[dots0], %[dots0]\n\t"
-      "vpaddd %[activations], %[dots1], %[dots1]"
-      : [dots0] "+x"(dots[0]), [dots1] "+x"(dots[1]), [products] "=&x"(products), [activations] "=&x"(activations)
-      : [codes0] "x"(codes[0]), [codes1] "x"(codes[1]), [pair] "m"(*reinterpret_cast<const int16_t(*)[2]>(pair)));
-}
-
-// The same for signed codes of 8 bits.
-template <int R>
-inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
-                        float* out, int64_t out_stride) {
-  constexpr PanelShape shape = panel_shape(kLanes, 16, 8, kGroup, false);
-  __m256 sums[R][2];
-  clear_sums(sums);
-  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int16Group)) {
-    fetch_next(ahead);
+  for (int part = 0; part < Format::scale_rows; ++part) {
     keep_in_memory(sums);
     v8si dots[R][2];
-#pragma GCC unroll 16
-    for (int pair = 0; pair < kGroup / 2; ++pair) {
-      __m256i codes[2];
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        codes[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel) + 2 * pair + v));
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const int16_t* activations = reinterpret_cast<const Int16Group*>(rows + r * row_bytes)->codes + 2 * pair;
-        pair == 0 ? start_wide_dots(dots[r], codes, activations) : add_wide_dots(dots[r], codes, activations);
-      }
-    }
-    __m256 scales[2];
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      scales[v] = load_halves(reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes) + v * kLanes);
-    }
+    dot_part<Format, R>(rows, row_bytes, panel, part, dots);
+    const uint16_t* scale_row = halves + part * 2 * kLanes;
+    __m256 scales[2] = {load_halves(scale_row), load_halves(scale_row + kLanes)};
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      __m256 row_scale = _mm256_set1_ps(reinterpret_cast<const Int16Group*>(rows + r * row_bytes)->scale);
+      __m256 row_scale = _mm256_set1_ps(group_of_row(rows, row_bytes, r).scale);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(__m256i(dots[r][v])), row_scale);
         sums[r][v] = _mm256_fmadd_ps(value, scales[v], sums[r][v]);
       }
+    }
+  }
+}
+
+template <int R>
+[[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, const uint16_t* min_row,
+                                                     __m256 (&sums)[R][2]) {
+  __m256 mins[2] = {load_halves(min_row), load_halves(min_row + kLanes)};
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    __m256 row_sum = _mm256_set1_ps(group_of_row(rows, row_bytes, r).sum);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) sums[r][v] = _mm256_fnmadd_ps(mins[v], row_sum, sums[r][v]);
+  }
+}
+
+// out[R][16] = rows x panel.
+template <class Format, bool is_refined, int R>
+inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
+                         float* out, int64_t out_stride) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const int64_t rest = num_groups * int64_t(sizeof(Int8Group));
+  __m256 sums[R][2];
+  clear_sums(sums);
+  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
+    fetch_next(ahead);
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
+    add_group<Format, R>(rows, row_bytes, panel, halves, sums);
+    if (is_refined && any_refined<R>(rows, row_bytes)) add_group<Format, R>(rows + rest, row_bytes, panel, halves, sums);
+    if constexpr (Format::has_min) {
+      subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
     }
   }
   store_sums(sums, out, out_stride);

@@ -8,82 +8,39 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kMaxTileRows = 4;
 constexpr int kBf16PanelColumns = 8;
-constexpr int grouped_panel_columns(int) { return 8; }
 
+// Adds the product of a group, without the weight's minimum.
 template <class Format>
-inline int dot_codes(const int8_t* activations, const uint8_t* codes, int column, int first, int last) {
-  int vector = column / kLanes, lane = column % kLanes, total = 0;
-  constexpr int vectors = grouped_panel_columns(Format::bits) / kLanes;
-  for (int k = first; k < last; ++k) {
-    int code;
-    if (Format::bits == 4) {
-      int byte = codes[((k / 4 * (vectors / 2) + vector / 2) * kLanes + lane) * 4 + k % 4];
-      code = vector % 2 ? byte >> 4 : byte & 15;
-    } else {
-      code = codes[((k / 4 * vectors + vector) * kLanes + lane) * 4 + k % 4];
+inline float add_group(float sum, const Int8Group& row, const uint8_t* panel, const uint16_t* halves, int column) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  constexpr int parts = Format::scale_rows, part_columns = kGroup / parts;
+  for (int part = 0; part < parts; ++part) {
+    int dot = Format::zero * row.negated_sums[parts == 1 ? 2 : part];
+    for (int k = part * part_columns; k < (part + 1) * part_columns; ++k) {
+      dot += code_at(shape, panel, column / kLanes, column % kLanes, k) * row.codes[k];
     }
-    total += code * activations[k];
+    sum = fmaf(float(dot) * row.scale, half_to_float(halves[part * shape.columns + column]), sum);
   }
-  return total;
-}
-
-template <class Format>
-inline float add_group(float sum, const Int8Group& row, const uint8_t* codes, const uint16_t* scales, int column) {
-  constexpr int columns = grouped_panel_columns(Format::bits);
-  int dots[kParts];
-  for (int part = 0; part < kParts; ++part) {
-    dots[part] = dot_codes<Format>(row.codes, codes, column, part * kScaleColumns, (part + 1) * kScaleColumns);
-  }
-  if (Format::group == kScaleColumns) {
-    for (int part = 0; part < kParts; ++part) {
-      float offset = row.part_sums[part] * float(-Format::zero);
-      float value = fmaf(float(dots[part]), row.scale * row.factors[part], offset);
-      sum = fmaf(value, half_to_float(scales[part * columns + column]), sum);
-    }
-    return sum;
-  }
-  float dot = float(dots[0] * int(row.factors[0]) + dots[1] * int(row.factors[1]));
-  float scale = half_to_float(scales[column]);
-  if (!Format::has_min) return fmaf(fmaf(dot, row.scale, row.sum * float(-Format::zero)), scale, sum);
-  sum = fmaf(dot * row.scale, scale, sum);
-  return fmaf(-half_to_float(scales[columns + column]), row.sum, sum);
+  return sum;
 }
 
 // out[R][columns] = rows x panel.
-template <class Format, int R>
+template <class Format, bool is_refined, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
                          float* out, int64_t out_stride) {
-  constexpr int columns = grouped_panel_columns(Format::bits);
-  constexpr PanelShape shape = panel_shape(kLanes, columns, Format::bits, Format::group, Format::has_min);
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
   for (int r = 0; r < R; ++r) {
-    const Int8Group* row = reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
-    for (int c = 0; c < columns; ++c) {
+    const Int8Group* row = &group_of_row(rows, row_bytes, r);
+    for (int c = 0; c < shape.columns; ++c) {
       float sum = 0.0f;
       for (int64_t g = 0; g < num_groups; ++g) {
-        const uint8_t* codes = panel + g * shape.group_bytes;
-        sum = add_group<Format>(sum, row[g], codes, reinterpret_cast<const uint16_t*>(codes + shape.codes_bytes), c);
-      }
-      out[r * out_stride + c] = sum;
-    }
-  }
-}
-
-// The same for signed codes of 8 bits.
-template <int R>
-inline void signed_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
-                        float* out, int64_t out_stride) {
-  constexpr int columns = grouped_panel_columns(8);
-  constexpr PanelShape shape = panel_shape(kLanes, columns, 8, kGroup, false);
-  for (int r = 0; r < R; ++r) {
-    const Int16Group* row = reinterpret_cast<const Int16Group*>(rows + r * row_bytes);
-    for (int c = 0; c < columns; ++c) {
-      float sum = 0.0f;
-      for (int64_t g = 0; g < num_groups; ++g) {
-        const uint8_t* codes = panel + g * shape.group_bytes;
-        int dot = 0;
-        for (int k = 0; k < kGroup; ++k) dot += int8_t(codes[(k / 2 * columns + c) * 2 + k % 2]) * row[g].codes[k];
-        float scale = half_to_float(reinterpret_cast<const uint16_t*>(codes + shape.codes_bytes)[c]);
-        sum = fmaf(float(dot) * row[g].scale, scale, sum);
+        const uint8_t* group = panel + g * shape.group_bytes;
+        const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
+        sum = add_group<Format>(sum, row[g], group, halves, c);
+        if (is_refined && row[g].is_refined) sum = add_group<Format>(sum, row[num_groups + g], group, halves, c);
+        if (Format::has_min) {
+          sum = fmaf(-half_to_float(halves[Format::scale_rows * shape.columns + c]), row[g].sum, sum);
+        }
       }
       out[r * out_stride + c] = sum;
     }

@@ -12,28 +12,25 @@ from octavo.weights.gguf import GGUFType
 class Layout(IntEnum):
     """How a packed matrix keeps its values; numbers as in `csrc/include/octavo.h`.
 
-    BF16 takes part in products with bf16 activations, the grouped layouts with activations of int8 codes, S8_GROUP of
-    int16 ones.
+    BF16 takes part in products with bf16 activations, GROUPED with activations of int8 codes.
     """
 
     BF16 = 0
-    U8_GROUP = 1  # codes of 5 or 6 bits in a byte, one scale (and minimum) a group of 16 or 32 columns
-    U4_GROUP = 2  # codes of 4 bits, one scale (and minimum) a group of 32 columns
-    S8_GROUP = 3  # signed codes of 8 bits, one scale a group of 32 columns
+    GROUPED = 1  # codes of 4, 5, 6 or 8 bits, a scale for 16 or 32 columns, a minimum for 32 or none
 
 
 _CANONICAL: dict[GGUFType, Layout] = {
     GGUFType.F32: Layout.BF16,
     GGUFType.F16: Layout.BF16,
     GGUFType.BF16: Layout.BF16,
-    GGUFType.Q4_0: Layout.U4_GROUP,
-    GGUFType.Q4_1: Layout.U4_GROUP,
-    GGUFType.Q4_K: Layout.U4_GROUP,
-    GGUFType.Q5_0: Layout.U8_GROUP,
-    GGUFType.Q5_1: Layout.U8_GROUP,
-    GGUFType.Q5_K: Layout.U8_GROUP,
-    GGUFType.Q6_K: Layout.U8_GROUP,
-    GGUFType.Q8_0: Layout.S8_GROUP,
+    GGUFType.Q4_0: Layout.GROUPED,
+    GGUFType.Q4_1: Layout.GROUPED,
+    GGUFType.Q4_K: Layout.GROUPED,
+    GGUFType.Q5_0: Layout.GROUPED,
+    GGUFType.Q5_1: Layout.GROUPED,
+    GGUFType.Q5_K: Layout.GROUPED,
+    GGUFType.Q6_K: Layout.GROUPED,
+    GGUFType.Q8_0: Layout.GROUPED,
 }
 
 

@@ -9,7 +9,7 @@ A test names its buffers, puts fp32 values in, runs operations over one ragged s
         [Quantize(src=0, dst=1), Linear(src=1, dst=2, weight="w", num_columns=96)],
         Step([Chunk(num_tokens=7)]),
         inputs={0: x},
-        weights={"w": weight.pack(context, Layout.U4_GROUP)},
+        weights={"w": weight.pack(context, Layout.GROUPED)},
     )
     result.buffers[2]  # [7, 96]
 
@@ -47,7 +47,7 @@ from octavo.weights.gguf import GGUFType
 F32 = BufferKind.F32
 OPERAND_INT8 = BufferKind.OPERAND_INT8
 OPERAND_BF16 = BufferKind.OPERAND_BF16
-OPERAND_INT16 = BufferKind.OPERAND_INT16
+OPERAND_INT8_REFINED = BufferKind.OPERAND_INT8_REFINED
 LOGIT_ROWS = RowSpace.LOGITS
 
 K_QUANT_SCALES = {GGUFType.Q4_K: slice(0, 4), GGUFType.Q5_K: slice(0, 4), GGUFType.Q6_K: slice(208, 210)}

@@ -8,11 +8,11 @@ import torch
 
 from octavo.backends.native.instructions import Buffer, BufferKind, GatedLinear, Linear, Operation, Quantize
 from octavo.backends.native.library import Context, FloatArray, PackedWeight
-from octavo.backends.native.lower import OPERAND_OF_LAYOUT
+from octavo.backends.native.lower import operand_kind
 from octavo.graph.ops import GatedActivation
 from octavo.quant.gguf import Layout, layout_of
 from octavo.weights.gguf import GGUFType
-from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, OPERAND_INT16, random_tensor, run
+from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, random_tensor, run
 from tests.native.test_linear import ONE_OF_EACH_LAYOUT, operand_values, tokens
 from tests.native.test_weights import by_name
 
@@ -20,7 +20,7 @@ ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh")
 
 
 def operand_of(weight: PackedWeight) -> BufferKind:
-    return OPERAND_OF_LAYOUT[weight.layout]
+    return operand_kind(weight.layout, refined=True)
 
 
 def gated(
@@ -43,7 +43,7 @@ def assert_is_gated(
     found: FloatArray, x: FloatArray, gate: PackedWeight, up: PackedWeight, activation: GatedActivation
 ) -> None:
     def product(weight: PackedWeight) -> torch.Tensor:
-        return torch.from_numpy(operand_values(weight.layout, x) @ weight.unpack().astype(np.float64).T)
+        return torch.from_numpy(operand_values(operand_of(weight), x) @ weight.unpack().astype(np.float64).T)
 
     act = torch.nn.SiLU() if activation == "silu" else torch.nn.GELU(approximate="tanh")
     expected = (act(product(gate)) * product(up)).numpy()
@@ -78,7 +78,6 @@ def test_gate_and_up_may_differ_in_layout(context: Context, rng: np.random.Gener
     [
         (OPERAND_INT8, 64),
         (OPERAND_INT8, 160),
-        (OPERAND_INT16, 96),
         (OPERAND_BF16, 20),
         (OPERAND_BF16, 64),
         (OPERAND_BF16, 100),
@@ -87,8 +86,8 @@ def test_gate_and_up_may_differ_in_layout(context: Context, rng: np.random.Gener
 def test_an_operand_destination_holds_what_quantising_the_fp32_one_would(
     context: Context, kind: BufferKind, num_columns: int, rng: np.random.Generator
 ) -> None:
-    gate, up = (random_tensor(rng, GGUFType.Q4_1, (num_columns, 64)).pack(context, Layout.U4_GROUP) for _ in range(2))
-    encoding = {OPERAND_INT8: GGUFType.Q5_0, OPERAND_INT16: GGUFType.Q8_0, OPERAND_BF16: GGUFType.F32}[kind]
+    gate, up = (random_tensor(rng, GGUFType.Q4_1, (num_columns, 64)).pack(context, Layout.GROUPED) for _ in range(2))
+    encoding = GGUFType.Q5_0 if kind is OPERAND_INT8 else GGUFType.F32
     reader = random_tensor(rng, encoding, (48, num_columns)).pack(context, layout_of(encoding, "int8"))
     x = rng.normal(0, 1, (9, 64)).astype(np.float32)
     buffers = [

@@ -181,7 +181,7 @@ def test_a_type_goes_only_into_layouts_made_for_it(encoding: GGUFType) -> None:
 def test_weights_that_cannot_be_right_are_refused() -> None:
     context = Context("scalar")
     tensor = random_tensor(np.random.default_rng(), GGUFType.Q8_0, (4, 64))
-    pack = {"context": context, "layout": Layout.S8_GROUP, "encoding": GGUFType.Q8_0, "shape": (4, 64)}
+    pack = {"context": context, "layout": Layout.GROUPED, "encoding": GGUFType.Q8_0, "shape": (4, 64)}
     refused: list[tuple[dict[str, object], str]] = [
         ({"shape": (4, 48)}, "48 columns, which is not a multiple of its blocks of 32"),
         ({"shape": (0, 64)}, "0 x 64"),
@@ -209,7 +209,7 @@ def test_many_small_weights_take_little_more_than_their_bytes() -> None:
     context = Context("scalar")
     tensor = random_tensor(np.random.default_rng(), GGUFType.Q4_0, (64, 1024))
     before = resident_bytes()
-    weights = [tensor.pack(context, Layout.U4_GROUP) for _ in range(200)]
+    weights = [tensor.pack(context, Layout.GROUPED) for _ in range(200)]
     assert resident_bytes() - before < 1.5 * sum(weight.bytes for weight in weights) + (8 << 20)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.backends.native.instructions import Buffer, BufferKind, Linear, Quantize
 from octavo.backends.native.library import Context, FloatArray, PackedWeight, supported_isas
-from octavo.backends.native.lower import OPERAND_OF_LAYOUT
+from octavo.backends.native.lower import operand_kind
 from octavo.quant.gguf import Layout, layout_of
 from octavo.weights.gguf import GGUFType
 from tests.native.harness import F32, OPERAND_INT8, Chunk, Step, random_tensor, run
@@ -22,34 +22,40 @@ from tests.native.test_weights import PLAIN, QUANTIZED, by_name, to_bf16
 
 ROW_COUNTS = [0, 1, 2, 3, 5, 7, 16, 64, 100]
 ONE_OF_EACH_LAYOUT = [
-    (GGUFType.Q4_1, Layout.U4_GROUP),
-    (GGUFType.Q4_K, Layout.U4_GROUP),
-    (GGUFType.Q5_0, Layout.U8_GROUP),
-    (GGUFType.Q6_K, Layout.U8_GROUP),
-    (GGUFType.Q8_0, Layout.S8_GROUP),
+    (GGUFType.Q4_1, Layout.GROUPED),
+    (GGUFType.Q4_K, Layout.GROUPED),
+    (GGUFType.Q5_0, Layout.GROUPED),
+    (GGUFType.Q6_K, Layout.GROUPED),
+    (GGUFType.Q8_0, Layout.GROUPED),
     (GGUFType.F16, Layout.BF16),
 ]
+REFINED_ABOVE = 3  # a group is refined if its largest value, squared, is so many times the average of the row's groups
 
 
 def to_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
-    """Values as the INT8 operand holds them: codes -127..127, a step size of scale * (1..127) for each 16 columns."""
-    halves = groups_of_32(values).reshape(len(values), -(-values.shape[1] // 32), 2, 16)
-    largest = np.abs(halves).max(-1, keepdims=True)
-    bits = (largest.max(2, keepdims=True) / np.float32(127 * 127)).view(np.uint32)
-    scales = ((bits + 0xFF) & 0xFFFFFF00).astype(np.uint32).view(np.float32)  # rounded up to 16 significant bits
-    factors = np.clip(np.ceil(largest * reciprocal(np.float32(127) * scales)), 1, 127).astype(np.float32)
-    steps = scales * factors
-    codes = np.rint(halves * reciprocal(steps))
-    assert np.abs(codes).max(initial=0) <= 127
-    return ungrouped(codes.astype(np.float64) * steps, values.shape[1])
+    """Values as the INT8 operand holds them: codes -127..127 and a scale for each 32 columns."""
+    codes, scales = int8_codes(values)
+    return ungrouped(codes * scales, values.shape[1])
 
 
-def to_int16_groups(values: FloatArray) -> npt.NDArray[np.float64]:
-    """Values as the INT16 operand holds them: codes -32767..32767 and a scale for each 32 columns."""
+def to_refined_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
+    """Values as the INT8_REFINED operand holds them: groups of outliers have second codes for what the first left."""
+    codes, scales = int8_codes(values)
+    groups = groups_of_32(values)
+    rest_scales = (scales * np.float32(1 / 254)).astype(np.float32)
+    rest = np.rint((groups - codes * scales).astype(np.float32) * quotient(1, rest_scales))
+    assert np.abs(rest).max(initial=0) <= 127
+    squares = scales.astype(np.float64) ** 2
+    is_refined = squares > REFINED_ABOVE * squares.mean(1, keepdims=True)
+    return ungrouped(codes * scales + np.where(is_refined, rest * rest_scales, 0), values.shape[1])
+
+
+def int8_codes(values: FloatArray) -> tuple[npt.NDArray[np.float64], FloatArray]:
     groups = groups_of_32(values)
     largest = np.abs(groups).max(-1, keepdims=True)
-    codes = np.rint(groups * (np.float32(32767) * reciprocal(largest)))
-    return ungrouped(codes.astype(np.float64) * (largest / np.float32(32767)), values.shape[1])
+    codes = np.rint(groups * quotient(127, largest))
+    assert np.abs(codes).max(initial=0) <= 127
+    return codes.astype(np.float64), (largest * np.float32(1 / 127)).astype(np.float32)
 
 
 def groups_of_32(values: FloatArray) -> FloatArray:
@@ -61,18 +67,26 @@ def ungrouped(groups: npt.NDArray[np.float64], num_columns: int) -> npt.NDArray[
     return groups.reshape(len(groups), -(-num_columns // 32) * 32)[:, :num_columns]
 
 
-def reciprocal(values: FloatArray) -> FloatArray:
-    return np.divide(np.float32(1), values, out=np.zeros_like(values), where=values > 0)
+def quotient(dividend: float, values: FloatArray) -> FloatArray:
+    return np.divide(np.float32(dividend), values, out=np.zeros_like(values), where=values > 0)
 
 
-def operand_values(layout: Layout, values: FloatArray) -> npt.NDArray[np.float64]:
-    match OPERAND_OF_LAYOUT[layout]:
+def operand_values(kind: BufferKind, values: FloatArray) -> npt.NDArray[np.float64]:
+    match kind:
         case BufferKind.OPERAND_INT8:
             return to_int8_groups(values)
-        case BufferKind.OPERAND_INT16:
-            return to_int16_groups(values)
+        case BufferKind.OPERAND_INT8_REFINED:
+            return to_refined_int8_groups(values)
         case _:
             return to_bf16(values).astype(np.float64)
+
+
+def with_outliers(rng: np.random.Generator, shape: tuple[int, int], scale: float = 1.0) -> FloatArray:
+    """Activations as norms give them: a few columns are far larger than the rest, in most rows."""
+    x = rng.normal(0, scale, shape)
+    columns = rng.choice(shape[1], max(1, shape[1] // 100), replace=False)
+    x[:, columns] *= rng.choice([1, 10, 30], (shape[0], len(columns)))
+    return x.astype(np.float32)
 
 
 def tokens(count: int) -> Step:
@@ -86,9 +100,10 @@ def product(
     *,
     bias: FloatArray | None = None,
     residual: FloatArray | None = None,
+    refined: bool = True,
 ) -> FloatArray:
     num_columns, num_inputs = weight.shape
-    operand = OPERAND_OF_LAYOUT[weight.layout]
+    operand = operand_kind(weight.layout, refined=refined)
     linear = Linear(1, 2, "w", num_columns, bias=None if bias is None else "b", accumulate=residual is not None)
     result = run(
         context,
@@ -102,8 +117,10 @@ def product(
     return result.buffers[2]
 
 
-def assert_is_product(found: FloatArray, x: FloatArray, weight: PackedWeight, added: FloatArray | float = 0.0) -> None:
-    operand = operand_values(weight.layout, x)
+def assert_is_product(
+    found: FloatArray, x: FloatArray, weight: PackedWeight, added: FloatArray | float = 0.0, *, refined: bool = True
+) -> None:
+    operand = operand_values(operand_kind(weight.layout, refined=refined), x)
     values = weight.unpack().astype(np.float64)
     expected = operand @ values.T + added
     # Rounding grows with the size of what is added up; a minimum or zero point is subtracted from larger numbers.
@@ -121,8 +138,9 @@ def test_linear_is_the_product_for_every_number_of_rows(
     for layout in {layout_of(encoding, "int8"), Layout.BF16}:
         weight = tensor.pack(context, layout)
         for num_rows in ROW_COUNTS:
-            x = rng.normal(0, 1, (num_rows, num_inputs)).astype(np.float32)
-            assert_is_product(product(context, x, weight), x, weight)
+            x = with_outliers(rng, (num_rows, num_inputs))
+            for refined in (False, True):
+                assert_is_product(product(context, x, weight, refined=refined), x, weight, refined=refined)
 
 
 @pytest.mark.parametrize("num_columns", [1, 8, 31, 64, 65, 200])
@@ -133,7 +151,7 @@ def test_linear_for_odd_numbers_of_columns_and_inputs(
     widths = (1, 31, 33, 100) if encoding in PLAIN else (encoding.block_size, 3 * encoding.block_size)
     for num_inputs in widths:
         weight = random_tensor(rng, encoding, (num_columns, num_inputs)).pack(context, layout)
-        x = rng.normal(0, 3, (7, num_inputs)).astype(np.float32)
+        x = with_outliers(rng, (7, num_inputs), 3)
         assert_is_product(product(context, x, weight), x, weight)
 
 
@@ -151,7 +169,7 @@ def test_linear_adds_bias_and_residual(
 
 
 def test_linear_writes_only_its_columns(context: Context, rng: np.random.Generator) -> None:
-    weight = random_tensor(rng, GGUFType.Q4_1, (37, 64)).pack(context, Layout.U4_GROUP)
+    weight = random_tensor(rng, GGUFType.Q4_1, (37, 64)).pack(context, Layout.GROUPED)
     x = rng.normal(0, 1, (9, 64)).astype(np.float32)
     result = run(
         context,
@@ -171,23 +189,27 @@ def test_a_row_has_the_same_bits_whatever_the_batch(
 ) -> None:
     """The promise that a request gets the same tokens alone and in any batch rests on this."""
     weight = random_tensor(rng, encoding, (150, 768)).pack(context, layout)
-    x = rng.normal(0, 1, (100, 768)).astype(np.float32)
-    whole = product(context, x, weight)
-    for first, count in [(0, 1), (99, 1), (3, 2), (10, 3), (20, 5), (31, 7), (40, 24), (1, 99)]:
-        np.testing.assert_array_equal(product(context, x[first : first + count], weight), whole[first : first + count])
+    x = with_outliers(rng, (100, 768))
+    for refined in (False, True):
+        whole = product(context, x, weight, refined=refined)
+        for first, count in [(0, 1), (99, 1), (3, 2), (10, 3), (20, 5), (31, 7), (40, 24), (1, 99)]:
+            part = product(context, x[first : first + count], weight, refined=refined)
+            np.testing.assert_array_equal(part, whole[first : first + count])
 
 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=by_name)
 def test_instruction_sets_and_teams_agree_to_the_bit(encoding: GGUFType, rng: np.random.Generator) -> None:
     """Products of int8 operands: so a machine with AVX-512 and one without give the same logits."""
     tensor = random_tensor(rng, encoding, (70, 512))
-    x = rng.normal(0, 1, (13, 512)).astype(np.float32)
-    results = []
-    for isa, threads in [(isa, threads) for isa in supported_isas() for threads in (1, 4)]:
-        context = Context(isa, threads)
-        results.append(product(context, x, tensor.pack(context, layout_of(encoding, "int8"))))
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
+    x = with_outliers(rng, (13, 512))
+    for refined in (False, True):
+        results = []
+        for isa, threads in [(isa, threads) for isa in supported_isas() for threads in (1, 4)]:
+            context = Context(isa, threads)
+            weight = tensor.pack(context, layout_of(encoding, "int8"))
+            results.append(product(context, x, weight, refined=refined))
+        for result in results[1:]:
+            np.testing.assert_array_equal(result, results[0])
 
 
 def test_extreme_codes_do_not_overflow(context: Context) -> None:
@@ -195,8 +217,18 @@ def test_extreme_codes_do_not_overflow(context: Context) -> None:
     x = np.ones((6, 256), np.float32)
     for encoding in QUANTIZED:
         for weight in extreme_weights(context, encoding):
-            for sign in (1, -1):
-                assert_is_product(product(context, x * np.float32(sign), weight), x * np.float32(sign), weight)
+            for sign in (np.float32(1), np.float32(-1)):
+                assert_is_product(product(context, x * sign, weight, refined=False), x * sign, weight, refined=False)
+
+
+def test_refined_outliers_are_nearly_exact(context: Context, rng: np.random.Generator) -> None:
+    """One large column would make the step size of its whole group coarse."""
+    weight = random_tensor(rng, GGUFType.Q8_0, (33, 256)).pack(context, Layout.GROUPED)
+    x = rng.normal(0, 1, (9, 256)).astype(np.float32)
+    x[:, 70] = 100
+    exact = x.astype(np.float64) @ weight.unpack().astype(np.float64).T
+    plain, refined = (np.abs(product(context, x, weight, refined=r) - exact).mean() for r in (False, True))
+    assert refined < plain / 10
 
 
 def extreme_weights(context: Context, encoding: GGUFType) -> Sequence[PackedWeight]:
@@ -219,7 +251,7 @@ def extreme_weights(context: Context, encoding: GGUFType) -> Sequence[PackedWeig
 
 
 def test_zeros_and_tiny_activations_stay_finite(context: Context, rng: np.random.Generator) -> None:
-    weight = random_tensor(rng, GGUFType.Q4_0, (16, 64)).pack(context, Layout.U4_GROUP)
+    weight = random_tensor(rng, GGUFType.Q4_0, (16, 64)).pack(context, Layout.GROUPED)
     x = np.zeros((3, 64), np.float32)
     x[1] = 1e-38
     x[2, 40] = 2.0

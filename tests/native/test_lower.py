@@ -30,7 +30,7 @@ Op = TypeVar("Op", bound=Operation)
 def layouts_of(weights: Sequence[Weight], **changes: Layout) -> Mapping[str, Layout]:
     """Everything in 4 bits, but for the weights whose name ends as given."""
     return {
-        weight.name: next((layout for end, layout in changes.items() if weight.name.endswith(end)), Layout.U4_GROUP)
+        weight.name: next((layout for end, layout in changes.items() if weight.name.endswith(end)), Layout.GROUPED)
         for weight in weights
     }
 
@@ -104,27 +104,29 @@ def test_buffers_do_not_grow_with_layers() -> None:
     assert num_buffers(2) == num_buffers(9)
 
 
-def test_weights_of_different_layouts_share_an_operand_of_their_kind() -> None:
-    """A 6-bit v beside 4-bit q and k, as in Q4_K_M files: all are multiplied with int8 codes."""
-    text = lowered("llama", **{"attention.v": Layout.U8_GROUP})
-    assert len({linear.src for linear in of_type(text, op.Linear)[:3]}) == 1
-    assert all(norm.dst2 is None for norm in of_type(text, op.RmsNorm))
+def test_only_what_norms_give_is_refined() -> None:
+    """Queries, keys, values, gate, up and the head read normalised rows; outputs of attention and gates are plain."""
+    text = lowered("llama")
+    assert {kinds(text, norm.dst)[0] for norm in of_type(text, op.RmsNorm)} == {BufferKind.OPERAND_INT8_REFINED}
+    plain = [*of_type(text, op.GatedLinear), *of_type(text, op.Quantize)]
+    assert {kinds(text, operation.dst)[0] for operation in plain} == {BufferKind.OPERAND_INT8}
+    assert kinds(text, *(sample.src for sample in of_type(text, op.Sample))) == [BufferKind.OPERAND_INT8_REFINED]
 
 
 def test_a_bf16_weight_beside_int8_ones_gets_an_operand_of_its_own() -> None:
     text = lowered("llama", **{"attention.v": Layout.BF16, "up": Layout.BF16})
     attention_norm, feed_forward_norm = of_type(text, op.RmsNorm)[:2]
-    both = [BufferKind.OPERAND_INT8, BufferKind.OPERAND_BF16]
+    both = [BufferKind.OPERAND_BF16, BufferKind.OPERAND_INT8_REFINED]
     assert kinds(text, attention_norm.dst, attention_norm.dst2) == both
     assert kinds(text, feed_forward_norm.dst, feed_forward_norm.dst2) == both
     q, k, v = of_type(text, op.Linear)[:3]
-    assert q.src == k.src == attention_norm.dst and v.src == attention_norm.dst2
+    assert q.src == k.src == attention_norm.dst2 and v.src == attention_norm.dst
     gate = of_type(text, op.GatedLinear)[0]
-    assert (gate.src, gate.src_up) == (feed_forward_norm.dst, feed_forward_norm.dst2)
+    assert (gate.src, gate.src_up) == (feed_forward_norm.dst2, feed_forward_norm.dst)
 
 
 def test_the_gate_writes_what_the_down_projection_reads() -> None:
-    for layout, kind in [(Layout.BF16, BufferKind.OPERAND_BF16), (Layout.U8_GROUP, BufferKind.OPERAND_INT8)]:
+    for layout, kind in [(Layout.BF16, BufferKind.OPERAND_BF16), (Layout.GROUPED, BufferKind.OPERAND_INT8)]:
         text = lowered("llama", down=layout)
         assert all(kinds(text, gate.dst) == [kind] for gate in of_type(text, op.GatedLinear))
 
@@ -246,7 +248,7 @@ def heads_that_do_not_match(draft: Draft) -> None:
 def test_graphs_without_a_native_program_are_refused_by_name(build: Callable[[Draft], None], message: str) -> None:
     draft = Draft()
     build(draft)
-    layouts = {"embedding": Layout.U4_GROUP, "w": Layout.U4_GROUP}
+    layouts = {"embedding": Layout.GROUPED, "w": Layout.GROUPED}
     with pytest.raises(UnsupportedModelError, match=f"cannot run {message}"):
         lower(Graph(tuple(draft.nodes)), layouts)
 

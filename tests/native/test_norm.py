@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.backends.native.instructions import Buffer, Linear, Quantize, RmsNorm
+from octavo.backends.native.instructions import Buffer, BufferKind, Linear, Quantize, RmsNorm
 from octavo.backends.native.library import Context, FloatArray
 from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
-from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, Chunk, Step, random_tensor, run
+from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, OPERAND_INT8_REFINED, Chunk, Step, random_tensor, run
 from tests.native.reference import rms_norm
 
 EPSILON = 1e-5
@@ -58,12 +58,15 @@ def test_norm_adds_to_fp32(context: Context, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(result.buffers[1], y + expected(x, weight).numpy(), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", [OPERAND_INT8, OPERAND_INT8_REFINED])
 @pytest.mark.parametrize("columns", [32, 96, 576])
-def test_norm_to_operands_is_norm_then_quantize(context: Context, columns: int, rng: np.random.Generator) -> None:
+def test_norm_to_operands_is_norm_then_quantize(
+    context: Context, columns: int, kind: BufferKind, rng: np.random.Generator
+) -> None:
     x, vector = normal(rng, 5, columns), normal(rng, columns)
-    grouped = random_tensor(rng, GGUFType.Q5_0, (17, columns)).pack(context, Layout.U8_GROUP)
+    grouped = random_tensor(rng, GGUFType.Q5_0, (17, columns)).pack(context, Layout.GROUPED)
     plain = random_tensor(rng, GGUFType.BF16, (17, columns)).pack(context, Layout.BF16)
-    buffers = [Buffer(F32, columns), Buffer(OPERAND_INT8, columns), Buffer(OPERAND_BF16, columns)]
+    buffers = [Buffer(F32, columns), Buffer(kind, columns), Buffer(OPERAND_BF16, columns)]
     buffers += [Buffer(F32, columns), Buffer(F32, 17), Buffer(F32, 17)]
     products = [Linear(1, 4, "grouped", 17), Linear(2, 5, "plain", 17)]
     weights, vectors = {"grouped": grouped, "plain": plain}, {"w": vector}

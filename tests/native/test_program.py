@@ -21,6 +21,7 @@ from tests.native.harness import (
     LOGIT_ROWS,
     OPERAND_BF16,
     OPERAND_INT8,
+    OPERAND_INT8_REFINED,
     Chunk,
     Sampling,
     Step,
@@ -38,6 +39,7 @@ BUFFERS = [
     Buffer(F32, 64, LOGIT_ROWS),  # 4
     Buffer(OPERAND_INT8, 64, LOGIT_ROWS),  # 5
     Buffer(F32, 16),  # 6: a rotary table
+    Buffer(OPERAND_INT8_REFINED, 64),  # 7
 ]
 
 
@@ -47,9 +49,9 @@ def small() -> Callable[..., Program]:
     context = Context("scalar", 2)
     rng = np.random.default_rng()
     weights = {
-        "u8": random_tensor(rng, GGUFType.Q5_0, (64, 64)).pack(context, Layout.U8_GROUP),
+        "u8": random_tensor(rng, GGUFType.Q5_0, (64, 64)).pack(context, Layout.GROUPED),
         "bf16": random_tensor(rng, GGUFType.BF16, (64, 64)).pack(context, Layout.BF16),
-        "wide": random_tensor(rng, GGUFType.Q5_0, (96, 64)).pack(context, Layout.U8_GROUP),
+        "wide": random_tensor(rng, GGUFType.Q5_0, (96, 64)).pack(context, Layout.GROUPED),
     }
 
     def make(
@@ -75,7 +77,7 @@ WRONG: list[tuple[Operation, str]] = [
     (op.Embed(4, "u8"), "must have one row a token"),
     (op.Embed(0, "u8", float("nan")), "scale is nan"),
     (op.RotaryTable(0, FREQUENCIES), r"dst \(buffer 0\) has 64 columns, but needs 16"),
-    (op.RmsNorm(0, 9, "ones", 1e-6), "dst is buffer 9, but there are 7"),
+    (op.RmsNorm(0, 9, "ones", 1e-6), "dst is buffer 9, but there are 8"),
     (op.RmsNorm(0, -1, "ones", 1e-6), "dst is buffer -1"),
     (op.RmsNorm(0, 4, "ones", 1e-6), r"dst \(buffer 4\) must have one row a token"),
     (op.RmsNorm(0, 1, "ones", 1e-6, accumulate=True), "accumulating needs an fp32 dst"),
@@ -84,13 +86,14 @@ WRONG: list[tuple[Operation, str]] = [
     (op.RmsNorm(0, 1, "ones", float("inf")), "epsilon is inf"),
     (op.Quantize(1, 2), r"src \(buffer 1\) must be fp32"),
     (op.Quantize(0, 4), r"dst \(buffer 4\) must be an operand"),
-    (op.Linear(2, 0, "u8", 64), "must be an int8 operand for a weight in layout u8_group, but is an bf16 operand"),
-    (op.Linear(1, 0, "bf16", 64), "must be an bf16 operand for a weight in layout bf16"),
+    (op.Linear(2, 0, "u8", 64), "must be an int8 operand for a weight in layout grouped, but is of kind bf16 operand"),
+    (op.Linear(1, 0, "bf16", 64), "must be a bf16 operand for a weight in layout bf16"),
     (op.Linear(1, 0, "u8", 64, dst_column=1), "columns 1 to 65 do not lie in dst"),
     (op.Linear(1, 3, "wide", 96, dst_column=-1), "columns -1 to 95 do not lie in dst"),
     (op.GatedLinear(1, 0, "u8", "wide", "silu"), "gate has 64 rows and up 96"),
     (op.GatedLinear(1, 1, "u8", "u8", "silu"), "is also a source"),
     (op.GatedLinear(1, 0, "u8", "bf16", "silu"), "src_up"),
+    (op.GatedLinear(1, 7, "u8", "u8", "silu"), "is refined, which takes whole rows"),
     (op.RopeKv(3, 6, 3, KV), "3 heads cannot share 2"),
     (op.RopeKv(3, 6, 8, KV), r"qkv \(buffer 3\) has 128 columns, but needs 192"),
     (op.RopeKv(3, 0, 4, KV), r"rotary \(buffer 0\) has 64 columns, but heads have 16"),
@@ -125,7 +128,7 @@ def test_programs_that_cannot_be_are_refused(small: Callable[..., Program]) -> N
 def test_a_weight_packed_for_another_instruction_set_is_refused(isa: str) -> None:
     """Each instruction set has its own layout: the numbers would be garbage."""
     tensor = random_tensor(np.random.default_rng(), GGUFType.Q5_0, (64, 64))
-    weights = {"w": tensor.pack(Context("scalar"), Layout.U8_GROUP)}
+    weights = {"w": tensor.pack(Context("scalar"), Layout.GROUPED)}
     buffers = [Buffer(OPERAND_INT8, 64), Buffer(F32, 64)]
     if isa == "scalar":
         run(Context(isa), buffers, [op.Linear(0, 1, "w", 64)], Step([]), weights=weights)
@@ -252,7 +255,7 @@ def head(context: Context, num_logits: int) -> tuple[list[Buffer], list[Operatio
     tensor = random_tensor(np.random.default_rng(), GGUFType.Q5_0, (num_logits, 64))
     buffers = [Buffer(F32, 64), Buffer(F32, 64, LOGIT_ROWS), Buffer(OPERAND_INT8, 64, LOGIT_ROWS)]
     operations: list[Operation] = [op.SelectRows(0, 1), op.Quantize(1, 2), op.Sample(2, "head")]
-    return buffers, operations, {"head": tensor.pack(context, Layout.U8_GROUP)}
+    return buffers, operations, {"head": tensor.pack(context, Layout.GROUPED)}
 
 
 @pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 70])

@@ -87,8 +87,8 @@ def minimums_of(tensor: RandomTensor) -> FloatArray:
 
 def test_rows_are_packed_in_the_order_asked_for(context: Context, rng: np.random.Generator) -> None:
     for encoding, layout in [
-        (GGUFType.Q4_1, Layout.U4_GROUP),
-        (GGUFType.Q8_0, Layout.S8_GROUP),
+        (GGUFType.Q4_1, Layout.GROUPED),
+        (GGUFType.Q8_0, Layout.GROUPED),
         (GGUFType.F16, Layout.BF16),
     ]:
         tensor = random_tensor(rng, encoding, (77, 64))

@@ -28,12 +28,12 @@ from octavo.graph import ops
 from octavo.graph.trace import Graph
 from octavo.quant.gguf import Layout
 
-OPERAND_OF_LAYOUT = {
-    Layout.BF16: BufferKind.OPERAND_BF16,
-    Layout.U8_GROUP: BufferKind.OPERAND_INT8,
-    Layout.U4_GROUP: BufferKind.OPERAND_INT8,
-    Layout.S8_GROUP: BufferKind.OPERAND_INT16,
-}
+
+def operand_kind(layout: Layout, *, refined: bool) -> BufferKind:
+    """In which form a matrix in `layout` takes activations, those of integer codes with outliers `refined` or not."""
+    if layout is Layout.BF16:
+        return BufferKind.OPERAND_BF16
+    return BufferKind.OPERAND_INT8_REFINED if refined else BufferKind.OPERAND_INT8
 
 
 def lower(graph: Graph, layouts: Mapping[str, Layout]) -> ProgramText:
@@ -107,13 +107,18 @@ class _Lowering:
             self.keep(node, dst)
         return self._operands[node, kind]
 
-    def operand_kind(self, weight: ops.Weight) -> BufferKind:
-        return OPERAND_OF_LAYOUT[self._layouts[weight.name]]
+    def operand_kind(self, user: ops.Linear | ops.Logits) -> BufferKind:
+        """In which form `user` takes its activations.
+
+        What a norm gives has outliers in a few columns, always about the same ones, which cause most of the error of
+        rounding it: it is refined. See docs/decisions/0002.
+        """
+        return operand_kind(self._layouts[user.weight.name], refined=_is_normalised(user.x))
 
     def kinds_needed(self, node: ops.Tensor) -> list[BufferKind]:
         """In which forms the users of `node` want it."""
         kinds = {
-            self.operand_kind(user.weight) if isinstance(user, ops.Linear | ops.Logits) else BufferKind.F32
+            self.operand_kind(user) if isinstance(user, ops.Linear | ops.Logits) else BufferKind.F32
             for user in self.users[node]
         }
         return sorted(kinds) or [BufferKind.F32]
@@ -140,7 +145,7 @@ class _Lowering:
         return self._rotary_tables[rotary]
 
     def product(self, node: ops.Linear, dst: int, *, dst_column: int = 0, accumulate: bool = False) -> None:
-        src = self.operand(node.x, self.operand_kind(node.weight))
+        src = self.operand(node.x, self.operand_kind(node))
         bias = node.bias.name if node.bias is not None else None
         self.emit(instructions.Linear(src, dst, node.weight.name, node.columns, bias, dst_column, accumulate))
 
@@ -149,6 +154,10 @@ def _lower_embed(lowering: _Lowering, node: ops.Embed) -> None:
     dst = lowering.new_buffer(BufferKind.F32, node.columns)
     lowering.emit(instructions.Embed(dst, node.weight.name, node.scale))
     lowering.keep(node, dst)
+
+
+def _is_normalised(node: ops.Tensor) -> bool:
+    return isinstance(node, ops.RmsNorm) or (isinstance(node, ops.SelectRows) and _is_normalised(node.x))
 
 
 def _lower_rms_norm(lowering: _Lowering, node: ops.RmsNorm) -> None:
@@ -172,7 +181,7 @@ def _lower_linear(lowering: _Lowering, node: ops.Linear) -> None:
 
 
 def _compute_linear(lowering: _Lowering, node: ops.Linear) -> int:
-    src = lowering.operand(node.x, lowering.operand_kind(node.weight))
+    src = lowering.operand(node.x, lowering.operand_kind(node))
     dst = lowering.new_buffer(BufferKind.F32, node.columns, lowering.buffers[src].row_space)
     lowering.product(node, dst)
     lowering.keep(node, dst)
@@ -238,7 +247,7 @@ def _compute_qkv(lowering: _Lowering, linears: Iterable[ops.Linear]) -> int:
     linears = tuple(linears)
     qkv = lowering.new_buffer(BufferKind.F32, sum(linear.columns for linear in linears))
     for linear in linears:  # first all operands, then the products, which need no barrier between them
-        lowering.operand(linear.x, lowering.operand_kind(linear.weight))
+        lowering.operand(linear.x, lowering.operand_kind(linear))
     column = 0
     for linear in linears:
         lowering.product(linear, qkv, dst_column=column)
@@ -259,8 +268,8 @@ def _norm_name(heads: _Heads) -> str | None:
 
 def _lower_gate(lowering: _Lowering, node: ops.Gate) -> None:
     gate, up = (_plain_linear(lowering, node, side) for side in (node.gate, node.up))
-    src = lowering.operand(gate.x, lowering.operand_kind(gate.weight))
-    src_up = lowering.operand(up.x, lowering.operand_kind(up.weight))
+    src = lowering.operand(gate.x, lowering.operand_kind(gate))
+    src_up = lowering.operand(up.x, lowering.operand_kind(up))
     kinds = lowering.kinds_needed(node)
     kind = kinds[0] if len(kinds) == 1 else BufferKind.F32
     dst = lowering.new_buffer(kind, node.columns, lowering.buffers[src].row_space)
@@ -282,7 +291,7 @@ def _lower_add(lowering: _Lowering, node: ops.Add) -> None:
     if not lowering.added_only(node.y):
         _refuse(node, "what is added must be used nowhere else")
     if isinstance(node.y, ops.Linear):
-        lowering.operand(node.y.x, lowering.operand_kind(node.y.weight))
+        lowering.operand(node.y.x, lowering.operand_kind(node.y))
         lowering.product(node.y, lowering.replace(node.x, node), accumulate=True)
     elif isinstance(node.y, ops.RmsNorm):
         src = lowering.matrix(node.y.x)
@@ -299,7 +308,7 @@ def _lower_select_rows(lowering: _Lowering, node: ops.SelectRows) -> None:
 
 
 def _lower_logits(lowering: _Lowering, node: ops.Logits) -> None:
-    src = lowering.operand(node.x, lowering.operand_kind(node.weight))
+    src = lowering.operand(node.x, lowering.operand_kind(node))
     lowering.emit(instructions.Sample(src, node.weight.name, node.softcap))
 
 
