@@ -37,7 +37,10 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything decided at start, printed in the start-up block."""
+    """Everything decided at start, printed in the start-up block.
+
+    `num_blocks` are those of the first layer group, `num_window_blocks` those of each further one.
+    """
 
     model: str
     model_path: str
@@ -57,6 +60,7 @@ class EngineConfig:
     enable_prefix_caching: bool
     prefix_eviction_policy: EvictionPolicy
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    num_window_blocks: tuple[int, ...] = ()
 
     @property
     def kv_cache_tokens(self) -> int:

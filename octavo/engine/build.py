@@ -18,7 +18,9 @@ from octavo.errors import ConfigError
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
+from octavo.kvcache.window_group import WindowGroup
 from octavo.metrics.stats import StatsListener
+from octavo.step import KvGroup
 from octavo.tokenizer.gguf import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.weights import references
@@ -94,7 +96,7 @@ def _warn_of_overcommitment(config: EngineConfig, machine: Machine) -> None:
 
 def _allocate(executor: NativeExecutor, config: EngineConfig) -> None:
     try:
-        num_blocks = (config.num_blocks,) * len(executor.kv_groups)
+        num_blocks = (config.num_blocks, *config.num_window_blocks)
         executor.allocate(num_blocks, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
     except MemoryError:
         raise ConfigError(
@@ -126,17 +128,22 @@ def _assemble(
         core=EngineCore(
             executor,
             tokenizer,
-            KvCache(
-                config.num_blocks,
-                len(executor.kv_groups),
-                prefix_caching=config.enable_prefix_caching,
-                eviction_policy=config.prefix_eviction_policy,
-            ),
+            _kv_cache(config, executor.kv_groups),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             masks=MaskComputer(config.vocab_size, config.threads),
             listeners=listeners,
         ),
+    )
+
+
+def _kv_cache(config: EngineConfig, groups: Sequence[KvGroup]) -> KvCache:
+    window_groups = zip(config.num_window_blocks, groups[1:], strict=True)
+    return KvCache(
+        config.num_blocks,
+        [WindowGroup(num_blocks, group.window) for num_blocks, group in window_groups],
+        prefix_caching=config.enable_prefix_caching,
+        eviction_policy=config.prefix_eviction_policy,
     )
 
 
@@ -152,6 +159,6 @@ def _facts(checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
         vocab_size=checkpoint.model.vocab_size,
         max_positions=checkpoint.model.max_positions,
         weight_bytes=executor.weight_bytes,
-        kv_block_bytes=sum(group.block_bytes for group in executor.kv_groups),
+        kv_groups=executor.kv_groups,
         isa=executor.isa,
     )

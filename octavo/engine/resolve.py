@@ -10,9 +10,11 @@ from numbers import Integral, Real
 from typing import Literal
 
 from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig
+from octavo.engine.kv_memory import KvMemory
 from octavo.engine.machine import Machine
 from octavo.errors import ConfigError
 from octavo.kvcache.block_table import blocks_for
+from octavo.step import KvGroup
 
 # What the backend can count in 32 bits, with room to spare.
 MOST_ROWS = 2**16
@@ -30,7 +32,7 @@ class ModelFacts:
     vocab_size: int
     max_positions: int
     weight_bytes: int
-    kv_block_bytes: int
+    kv_groups: tuple[KvGroup, ...]
     isa: str
 
 
@@ -85,7 +87,8 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
     Raises `ConfigError` when `max_model_len` exceeds the model, or one request of that length the memory.
     """
     max_model_len = _resolve_max_model_len(args, facts)
-    num_blocks = _resolve_num_blocks(args, facts, max_model_len, machine)
+    memory = KvMemory(facts.kv_groups, args.max_num_seqs, args.max_num_batched_tokens)
+    num_blocks = _resolve_num_blocks(args, memory, max_model_len, machine)
     return EngineConfig(
         model=args.model,
         model_path=facts.model_path,
@@ -99,7 +102,8 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * facts.kv_block_bytes,
+        num_window_blocks=memory.blocks(num_blocks)[1:],
+        kv_cache_bytes=memory.bytes(num_blocks),
         vocab_size=facts.vocab_size,
         seed=args.seed,
         max_logprobs=args.max_logprobs,
@@ -128,30 +132,30 @@ def _resolve_max_model_len(args: EngineArgs, facts: ModelFacts) -> int:
     return args.max_model_len
 
 
-def _resolve_num_blocks(args: EngineArgs, facts: ModelFacts, max_model_len: int, machine: Machine) -> int:
+def _resolve_num_blocks(args: EngineArgs, memory: KvMemory, max_model_len: int, machine: Machine) -> int:
     """As many blocks as fit; by default no more than `max_num_seqs` requests of maximum length could use."""
     num_needed = blocks_for(max_model_len)
     if args.kv_cache_memory_bytes is not None:
         budget_bytes = args.kv_cache_memory_bytes
-        num_blocks = budget_bytes // facts.kv_block_bytes
+        num_blocks = memory.most_blocks(budget_bytes)
     else:
         budget_bytes = int(args.memory_utilization * machine.memory_available_bytes)
-        num_blocks = min(budget_bytes // facts.kv_block_bytes, args.max_num_seqs * num_needed)
+        num_blocks = min(memory.most_blocks(budget_bytes), args.max_num_seqs * num_needed)
     if num_blocks < num_needed:
-        raise ConfigError(_does_not_fit(args, facts, max_model_len, num_blocks, budget_bytes, machine))
+        raise ConfigError(_does_not_fit(args, memory, max_model_len, num_blocks, budget_bytes, machine))
     if num_blocks > MOST_BLOCKS:
         raise ConfigError(
             f"--kv-cache-memory is {budget_bytes}, {num_blocks} blocks; it must be at most "
-            f"{MOST_BLOCKS * facts.kv_block_bytes}, {MOST_BLOCKS} blocks"
+            f"{memory.bytes(MOST_BLOCKS)}, {MOST_BLOCKS} blocks"
         )
     return num_blocks
 
 
 def _does_not_fit(
-    args: EngineArgs, facts: ModelFacts, max_model_len: int, num_blocks: int, budget_bytes: int, machine: Machine
+    args: EngineArgs, memory: KvMemory, max_model_len: int, num_blocks: int, budget_bytes: int, machine: Machine
 ) -> str:
     """What one request of `max_model_len` needs, what there is, and each value that would make it fit."""
-    needed_bytes = blocks_for(max_model_len) * facts.kv_block_bytes
+    needed_bytes = memory.bytes(blocks_for(max_model_len))
     longest = num_blocks * BLOCK_TOKENS
     remedies = [f"--kv-cache-memory {needed_bytes} (bytes)"]
     if longest >= 2:

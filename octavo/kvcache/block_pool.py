@@ -25,17 +25,14 @@ from octavo.errors import EngineError
 class BlockPool:
     """A fixed number of blocks with reference counts; every operation costs O(blocks touched).
 
-    A block stands for the same slots in each of the backend's `num_groups` layer groups.
-
     The free list is last in, first out, so that a block is used again while it is warm. Raises `EngineError` when a
     caller breaks the rules (allocating more than is free, touching a free block): a bug, never a matter of load.
     """
 
-    __slots__ = ("_free", "_kept", "_references", "num_blocks", "num_cached", "num_groups")
+    __slots__ = ("_free", "_kept", "_references", "num_blocks", "num_cached")
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_groups = num_groups
         self.num_cached = 0
         self._references = [0] * num_blocks
         self._kept = [False] * num_blocks

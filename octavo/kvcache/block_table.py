@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from octavo.config import BLOCK_TOKENS
+from octavo.errors import EngineError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.prefix_tree import PrefixNode, PrefixRoot
+from octavo.kvcache.window_group import WindowBlocks, WindowGroup
 
 NEVER = sys.maxsize
 
@@ -19,17 +22,33 @@ def blocks_for(num_tokens: int) -> int:
 class BlockTable:
     """Token position p of the request lies in slot p % BLOCK_TOKENS of block `block_ids[p // BLOCK_TOKENS]`.
 
+    That is so in the first layer group; `window_blocks` are those of each further group.
+
     Beside the blocks it remembers the request's place in the prefix tree, for `KvCache`: `node` is as deep as the
     request's tokens are known there; `tail` stands for its last, partial block; `promised` is the deepest node that it
-    will compute. From `publish_at` computed tokens on there is something new to enter into the tree. `is_waiting`: the
+    will compute. From `publish_at` computed tokens on a block has filled since `KvCache.publish`. `is_waiting`: the
     request holds nothing yet and wants the prefix that ends in `node`.
     """
 
-    __slots__ = ("_pool", "block_ids", "is_waiting", "node", "num_slots", "promised", "publish_at", "root", "tail")
+    __slots__ = (
+        "_groups",
+        "_pool",
+        "block_ids",
+        "is_waiting",
+        "node",
+        "num_slots",
+        "promised",
+        "publish_at",
+        "root",
+        "tail",
+        "window_blocks",
+    )
 
-    def __init__(self, pool: BlockPool, root: PrefixRoot) -> None:
+    def __init__(self, pool: BlockPool, root: PrefixRoot, groups: Sequence[WindowGroup] = ()) -> None:
         self._pool = pool
+        self._groups = groups
         self.block_ids: list[int] = []
+        self.window_blocks = [WindowBlocks() for _ in groups]
         self.num_slots = 0
         self.root = root
         self.node: PrefixNode = root
@@ -40,27 +59,64 @@ class BlockTable:
 
     @property
     def block_ids_by_group(self) -> tuple[tuple[int, ...], ...]:
-        return (tuple(self.block_ids),) * self._pool.num_groups
+        return (tuple(self.block_ids), *(tuple(blocks.block_ids) for blocks in self.window_blocks))
+
+    @property
+    def num_known_tokens(self) -> int:
+        """As many of the request's tokens lead to `node`."""
+        return self.node.depth * BLOCK_TOKENS
+
+    def blocks_at(self, index: int) -> list[int]:
+        """The block at an index in each group."""
+        return [self.block_ids[index], *(blocks.block_ids[index] for blocks in self.window_blocks)]
 
     def num_missing(self, num_tokens: int) -> int:
         """How many blocks must be added before `num_tokens` tokens fit."""
         return max(0, -(-(num_tokens - self.num_slots) // BLOCK_TOKENS))
 
-    def share(self, block_ids: list[int]) -> None:
-        """Holds these blocks too, which somebody holds or which are cached, after those there are."""
-        self._pool.acquire(block_ids)
-        self.block_ids += block_ids
-        self.num_slots += len(block_ids) * BLOCK_TOKENS
+    def share(self, node: PrefixNode) -> None:
+        """Holds the blocks of the prefix that ends in `node` too; the table is empty."""
+        self.block_ids = node.path()
+        self._pool.acquire(self.block_ids)
+        for group, blocks in zip(self._groups, self.window_blocks, strict=True):
+            group.share(blocks, node)
+        self.num_slots = len(self.block_ids) * BLOCK_TOKENS
+
+    def share_with(self, twin: BlockTable, num_full: int) -> None:
+        """An empty `twin` holds the first `num_full` blocks too."""
+        twin.block_ids = self.block_ids[:num_full]
+        self._pool.acquire(twin.block_ids)
+        for group, blocks, twins in zip(self._groups, self.window_blocks, twin.window_blocks, strict=True):
+            group.fork(blocks, twins, num_full)
+        twin.num_slots = num_full * BLOCK_TOKENS
 
     def append(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """Takes `count` more blocks from the pool, which must have them free, and returns these for each group."""
+        """Takes `count` more blocks of each group, which must have them free, and returns these for each group."""
         new_block_ids = self._pool.allocate(count)
         self.block_ids += new_block_ids
         self.num_slots += count * BLOCK_TOKENS
-        return (tuple(new_block_ids),) * self._pool.num_groups
+        if not self._groups:
+            return (tuple(new_block_ids),)
+        groups = zip(self._groups, self.window_blocks, strict=True)
+        return (tuple(new_block_ids), *(group.append(blocks, count) for group, blocks in groups))
+
+    def give_back(self, num_computed_tokens: int) -> None:
+        """Lets go of the blocks that no window reaches any more."""
+        for group, blocks in zip(self._groups, self.window_blocks, strict=True):
+            group.give_back(blocks, num_computed_tokens)
 
     def release(self) -> None:
         """Gives every block back, the last one first, so that the free list hands them out again in order."""
         self._pool.release(reversed(self.block_ids))
         self.block_ids = []
         self.num_slots = 0
+        for group, blocks in zip(self._groups, self.window_blocks, strict=True):
+            group.leave(blocks)
+
+    def check_integrity(self) -> None:
+        """Raises `EngineError` unless every group has a block for each index, and none twice."""
+        if self.num_slots != len(self.block_ids) * BLOCK_TOKENS or len(set(self.block_ids)) < len(self.block_ids):
+            raise EngineError("a block table has a block twice, or other slots than blocks")
+        for blocks in self.window_blocks:
+            if len(blocks.block_ids) != len(self.block_ids) or len(set(blocks.held)) < len(blocks.held):
+                raise EngineError("a block table has other blocks in a window group than in the first")

@@ -1,7 +1,6 @@
 """The KV cache as the scheduler sees it: block tables that grow, share prefixes, fork and end.
 
-Blocks come from the pool; what is known to lie in them is written in the prefix tree; what nobody holds any more stays
-known until the eviction queue gives it up. A prompt takes over the longest known prefix:
+A prompt takes over the longest known prefix:
 
     prompt          [ block 0 ][ block 1 ][ block 2 ][ blo
     known           [ same    ][ same    ][ same, othe ]
@@ -11,7 +10,7 @@ known until the eviction queue gives it up. A prompt takes over the longest know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.config import BLOCK_TOKENS, EvictionPolicy
@@ -19,33 +18,32 @@ from octavo.errors import EngineError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.block_table import NEVER, BlockTable
 from octavo.kvcache.copies import BlockCopies
-from octavo.kvcache.eviction import EvictionQueue
-from octavo.kvcache.prefix_tree import BLOCK_BYTES, PrefixNode, PrefixTree, TokenIds, nearest
+from octavo.kvcache.prefix_cache import PrefixCache
+from octavo.kvcache.prefix_tree import BLOCK_BYTES, PrefixNode, TokenIds, nearest
+from octavo.kvcache.window_group import WindowGroup
 from octavo.request import PrefixKey
+from octavo.step import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How much of a request's tokens is known: `num_blocks` whole blocks, then the beginning of the block `partial`.
+    """How much of a request's tokens is known: whole blocks up to `node`, then the beginning of the block of `partial`.
 
     `is_pending`: a running request is about to compute the block that comes next.
     """
 
-    num_blocks: int
+    node: PrefixNode
     partial: PrefixNode | None
     num_partial_tokens: int
     is_pending: bool
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * BLOCK_TOKENS + self.num_partial_tokens
+        return self.node.depth * BLOCK_TOKENS + self.num_partial_tokens
 
     def whole_blocks(self) -> PrefixMatch:
         """Less, but without a block to copy from, which must be held for a step beside the copy."""
         return replace(self, partial=None, num_partial_tokens=0)
-
-
-_NO_MATCH = PrefixMatch(0, None, 0, False)
 
 
 class KvCache:
@@ -54,24 +52,24 @@ class KvCache:
     A table lives from `open` to `close`. While its request waits it holds nothing, but wants the prefix that `match`
     found; `enter` gives it blocks, `publish` makes known what has been computed in them, `leave` takes them away again.
     Every call costs at most O(tokens it concerns). With `prefix_caching` off, nothing is ever known.
+
+    `groups` are the model's layer groups beside the first. The prefix tree is about the blocks of the first; what it
+    knows can be taken over only as far as the other groups still know what they need of it.
     """
 
     def __init__(
         self,
         num_blocks: int,
-        num_groups: int = 1,
+        groups: Sequence[WindowGroup] = (),
         *,
         prefix_caching: bool = True,
         eviction_policy: EvictionPolicy = "lru",
     ) -> None:
-        self.pool = BlockPool(num_blocks, num_groups)
-        self.copies = BlockCopies(self.pool)
-        self.num_evicted = 0
+        self.pool = BlockPool(num_blocks)
+        self.copies = BlockCopies()
+        self._groups = tuple(groups)
         self._prefix_caching = prefix_caching
-        self._tree = PrefixTree()
-        self._nodes: dict[int, PrefixNode] = {}  # by the block that lies in them
-        self._evictable = EvictionQueue(eviction_policy, self._is_evictable)
-        self._clock = 0
+        self._prefixes = PrefixCache(self.pool, self._groups, eviction_policy)
 
     @property
     def num_blocks(self) -> int:
@@ -82,10 +80,15 @@ class KvCache:
         """Blocks that are free, or cached and may be given up."""
         return self.pool.num_free + self.pool.num_cached
 
+    @property
+    def num_evicted(self) -> int:
+        """Blocks of known prefixes given up so far."""
+        return self._prefixes.num_evicted
+
     # ---- the life of a table
 
     def open(self, key: PrefixKey) -> BlockTable:
-        return BlockTable(self.pool, self._tree.open(key))
+        return BlockTable(self.pool, self._prefixes.open(key), self._groups)
 
     def match(self, table: BlockTable, token_ids: TokenIds, max_tokens: int) -> PrefixMatch:
         """What is known of the first `max_tokens` tokens of a waiting request; the rest is computed in any case.
@@ -94,22 +97,17 @@ class KvCache:
         more than what has become known since.
         """
         if not self._prefix_caching:
-            return _NO_MATCH
-        node = table.node.standing()
-        rest = token_ids[node.depth * BLOCK_TOKENS : max_tokens].tobytes()
-        place, is_pending = 0, False
-        while len(tokens := rest[place : place + BLOCK_BYTES]) == BLOCK_BYTES:
-            child = node.children.get(tokens)
-            if child is None:
-                break
-            if child.is_promised:
-                is_pending = True
-                break
-            node = child
-            place += BLOCK_BYTES
-        self._want(table, node)
-        partial, num_partial_tokens = nearest(node, tokens)
-        return PrefixMatch(node.depth, partial, num_partial_tokens, is_pending)
+            return PrefixMatch(table.root, None, 0, False)
+        known = table.node.standing()
+        tokens = token_ids[known.depth * BLOCK_TOKENS : max_tokens].tobytes()
+        known, tokens, is_pending = self._prefixes.descend(known, tokens)
+        self._want(table, known)
+        node = self._usable(known)
+        if node is known:
+            partial, num_partial_tokens = nearest(node, tokens)
+            if partial is not None and all(group.block_of(partial) is not None for group in self._groups):
+                return PrefixMatch(node, partial, num_partial_tokens, is_pending)
+        return PrefixMatch(node, None, 0, is_pending)
 
     def enter(
         self,
@@ -126,81 +124,78 @@ class KvCache:
         It cannot if that leaves fewer than `num_spare_blocks` available or, with `spare_wanted`, costs a prefix that
         another waiting request wants. The rest of `token_ids` is promised to whoever has the same.
         """
-        node, partial = table.node.standing(), match.partial
-        table.share(node.path())
-        if partial is not None:
-            self.pool.acquire((_block_of(partial),))
+        sources = self._hold(match.partial)
+        table.share(match.node)
         num_new = table.num_missing(num_tokens)
-        fits = num_new + num_spare_blocks <= self.num_available and self.make_room(num_new, spare_wanted=spare_wanted)
-        if fits:
-            table.append(num_new)
-            self._take_over(table, node, match)
-            self._promise(table, token_ids)
-        else:
+        if not self._is_available(num_new, num_spare_blocks) or not self.make_room(num_new, spare_wanted=spare_wanted):
             table.release()
-            self._offer(node)
-        if partial is not None:
-            self.pool.release((_block_of(partial),))
-            self._offer(partial)
-        return fits
-
-    def make_room(self, num_blocks: int, *, spare_wanted: bool = False) -> bool:
-        """Evicts until `num_blocks` are free; False if there is not enough to evict."""
-        while self.pool.num_free < num_blocks:
-            node = self._evictable.pop(spare_wanted=spare_wanted)
-            if node is None:
-                return False
-            self._forget(node)
-            self.num_evicted += 1
+            self._prefixes.offer(match.node)
+            self._let_go(sources)
+            return False
+        table.append(num_new)
+        if sources:
+            self._plan_copies(sources, table.blocks_at(match.node.depth))
+        if self._prefix_caching:
+            self._take_over(table, match)
+            table.promised = self._prefixes.promise(match.node, token_ids[table.num_known_tokens :].tobytes())
+        table.publish_at = self._next_publish(match.node.depth * BLOCK_TOKENS)
         return True
 
+    def make_room(self, num_blocks: int, *, spare_wanted: bool = False) -> bool:
+        """Evicts until `num_blocks` are free in each group; False if there is not enough to evict."""
+        while self.pool.num_free < num_blocks:
+            if not self._prefixes.evict(spare_wanted=spare_wanted):
+                return False
+        return all(group.make_room(num_blocks) for group in self._groups)
+
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
-        """Makes known the blocks that have filled, when `num_computed_tokens` has reached `table.publish_at`."""
+        """Makes known the blocks that have filled, and lets go of those that no window reaches any more.
+
+        To be called when `num_computed_tokens` has reached `table.publish_at`.
+        """
         self._forget_tail(table)
         node = table.node
-        if node.removed:  # another's, with the same tokens, which has been evicted
-            table.publish_at = NEVER
-            return
-        end = num_computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-        rest = token_ids[node.depth * BLOCK_TOKENS : end].tobytes()
-        for place in range(0, len(rest), BLOCK_BYTES):
-            node = self._know(node, rest[place : place + BLOCK_BYTES], table.block_ids[node.depth])
-        table.node = node
-        table.publish_at = (node.depth + 1) * BLOCK_TOKENS
+        if self._prefix_caching and not node.removed:  # another's, with the same tokens, may have been evicted
+            end = num_computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+            tokens = token_ids[table.num_known_tokens : end].tobytes()
+            for place in range(0, len(tokens), BLOCK_BYTES):
+                block_id = table.block_ids[node.depth]
+                node = self._prefixes.know(node, tokens[place : place + BLOCK_BYTES], block_id, table.window_blocks)
+            table.node = node
+        table.give_back(num_computed_tokens)
+        table.publish_at = self._next_publish(num_computed_tokens)
 
     def publish_tail(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Makes known the last, partial block as it is now; it may be written on, since others only copy it."""
         self._forget_tail(table)
-        node, num_full_tokens = table.node, table.node.depth * BLOCK_TOKENS
-        is_partial = num_full_tokens < num_computed_tokens < num_full_tokens + BLOCK_TOKENS
-        if not self._prefix_caching or node.removed or not is_partial:
+        node, num_known = table.node, table.num_known_tokens
+        if not self._prefix_caching or node.removed or not num_known < num_computed_tokens < num_known + BLOCK_TOKENS:
             return
-        tokens = token_ids[num_full_tokens:num_computed_tokens].tobytes()
+        tokens = token_ids[num_known:num_computed_tokens].tobytes()
         block_id = table.block_ids[node.depth]
-        if tokens not in node.children and not self.copies.is_awaited(block_id):
-            table.tail = self._know(node, tokens, block_id)
+        if tokens not in node.children and not self._is_awaited(block_id):
+            table.tail = self._prefixes.know(node, tokens, block_id, table.window_blocks)
 
     def leave(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Takes every block away. What was computed in them stays known, until it is evicted."""
         if not table.block_ids:
             return
-        self._withdraw(table)
+        if table.promised is not None:
+            self._prefixes.withdraw(table.promised)
         self.publish_tail(table, token_ids, num_computed_tokens)
         table.release()
-        self._clock += 1
-        for node in (table.tail, table.node):
+        for node in (table.node, table.tail):
             if node is not None:
-                node.last_used = self._clock
-                self._offer(node)
-        table.tail = None
+                self._prefixes.touch(node)
+        table.promised = table.tail = None
         table.node = table.root
         table.publish_at = NEVER
 
     def close(self, table: BlockTable) -> None:
         """The request is gone; its table holds nothing any more."""
         if table.is_waiting:
-            self._unwant(table.node.standing())
-        self._tree.close(table.root)
+            self._prefixes.unwant(table.node.standing())
+        self._prefixes.close(table.root)
 
     def fork(self, table: BlockTable, num_computed_tokens: int) -> BlockTable:
         """Another table for the same tokens: full blocks are shared, the partial one is copied before the next step.
@@ -209,142 +204,126 @@ class KvCache:
         """
         num_full, num_partial_tokens = divmod(num_computed_tokens, BLOCK_TOKENS)
         twin = self.open(table.root.key)
-        twin.share(table.block_ids[:num_full])
+        table.share_with(twin, num_full)
         if num_partial_tokens:
             twin.append(1)
-            self.copies.plan(table.block_ids[num_full], twin.block_ids[num_full])
+            sources = table.blocks_at(num_full)
+            self._acquire(sources)
+            self._plan_copies(sources, twin.blocks_at(num_full))
         twin.node, twin.publish_at = table.node, table.publish_at
         return twin
 
     def finish_copies(self) -> None:
         """The step has been made, and with it the copies of its plan."""
-        for block_id in self.copies.done():
-            node = self._nodes.get(block_id)
-            if node is not None:
-                self._offer(node)
+        for copy in self.copies.done():
+            self._release(copy.group, copy.source)
 
     def reset_prefixes(self) -> int:
         """Forgets every prefix; returns how many blocks that were. Requests keep what they hold."""
-        num_blocks = len(self._nodes)
-        for node in reversed(list(self._tree.nodes())):
-            if node.is_promised:
-                self._tree.remove(node)
-            else:
-                self._forget(node)
-        return num_blocks
+        return self._prefixes.reset()
 
-    # ---- what is known
+    # ---- prefixes
 
-    def _know(self, parent: PrefixNode, tokens: bytes, block_id: int) -> PrefixNode:
-        """The child for `tokens`; if it has no block yet, these lie in `block_id`."""
-        child = parent.children.get(tokens)
-        if child is None:
-            child = self._tree.add(parent, tokens, block_id)
-        elif child.is_promised:
-            child.block_id = block_id
-        else:
-            return child
-        self.pool.keep(block_id)
-        self._nodes[block_id] = child
-        return child
-
-    def _forget(self, node: PrefixNode) -> None:
-        """Takes a leaf out of the tree; its block is free, or its holders' alone."""
-        block_id = _block_of(node)
-        del self._nodes[block_id]
-        self._offer(self._tree.remove(node))
-        self.pool.drop(block_id)
-
-    def _forget_tail(self, table: BlockTable) -> None:
-        if table.tail is not None and not table.tail.removed:
-            self._forget(table.tail)
-        table.tail = None
-
-    def _take_over(self, table: BlockTable, node: PrefixNode, match: PrefixMatch) -> None:
-        """The request holds its prefix instead of wanting it."""
-        if table.is_waiting:
-            self._unwant(node)
-            table.is_waiting = False
-        node.num_uses += 1
-        if match.partial is not None:
-            match.partial.num_uses += 1
-            match.partial.last_used = self._clock
-            self.copies.plan(_block_of(match.partial), table.block_ids[match.num_blocks])
-        if self._prefix_caching:
-            table.node = node
-            table.publish_at = (node.depth + 1) * BLOCK_TOKENS
-
-    def _promise(self, table: BlockTable, token_ids: TokenIds) -> None:
-        """Adds the full blocks that the request is about to compute to the tree, without a block yet."""
-        if not self._prefix_caching:
-            return
-        node = table.node
-        rest = token_ids[node.depth * BLOCK_TOKENS :].tobytes()
-        for place in range(0, len(rest) - BLOCK_BYTES + 1, BLOCK_BYTES):
-            tokens = rest[place : place + BLOCK_BYTES]
-            child = node.children.get(tokens)
-            if child is None:
-                child = table.promised = self._tree.add(node, tokens, None)
-            node = child
-
-    def _withdraw(self, table: BlockTable) -> None:
-        """Takes back what was promised and has not been computed."""
-        node, table.promised = table.promised, None
-        while node is not None and node.is_promised and not node.children and not node.removed:
-            node = self._tree.remove(node)
-            self._offer(node)
-
-    # ---- who wants it, and what may go
+    def _usable(self, node: PrefixNode) -> PrefixNode:
+        """How far a known prefix can be taken over in every group."""
+        while True:
+            end = node
+            for group in self._groups:
+                end = group.usable(end)
+            if end is node:
+                return end
+            node = end
 
     def _want(self, table: BlockTable, node: PrefixNode) -> None:
         wanted = table.node.standing()
         table.node = node
+        if not table.is_waiting:
+            table.is_waiting = True
+            self._prefixes.want(node)
+        elif wanted is not node:
+            self._prefixes.unwant(wanted)
+            self._prefixes.want(node)
+
+    def _take_over(self, table: BlockTable, match: PrefixMatch) -> None:
+        """The request holds its prefix instead of wanting it."""
         if table.is_waiting:
-            if wanted is node:
-                return
-            self._unwant(wanted)
-        table.is_waiting = True
-        node.num_wanted += 1
-        if node.num_wanted == 1:
-            self._offer(node)
+            self._prefixes.unwant(table.node.standing())
+            table.is_waiting = False
+        match.node.num_uses += 1
+        if match.partial is not None:
+            match.partial.num_uses += 1
+        table.node = match.node
 
-    def _unwant(self, node: PrefixNode) -> None:
-        node.num_wanted -= 1
-        if node.num_wanted == 0:
-            self._offer(node)
+    def _forget_tail(self, table: BlockTable) -> None:
+        if table.tail is not None and not table.tail.removed:
+            self._prefixes.forget(table.tail)
+        table.tail = None
 
-    def _offer(self, node: PrefixNode) -> None:
-        """Queues the node for eviction if it may go."""
-        if self._is_evictable(node):
-            self._evictable.push(node)
+    def _next_publish(self, num_computed_tokens: int) -> int:
+        """How many tokens will be computed when the next block has filled, if anything is to be done then."""
+        if not self._prefix_caching and not self._groups:
+            return NEVER
+        return (num_computed_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
 
-    def _is_evictable(self, node: PrefixNode) -> bool:
-        block_id = node.block_id
-        return block_id is not None and not node.children and not node.removed and self.pool.references(block_id) == 0
+    # ---- blocks of every group
 
-    # ---- checks
+    def _is_available(self, num_new: int, num_spare: int) -> bool:
+        """Whether `num_new` blocks can be had, and `num_spare` after that, but no more of these than windows reach."""
+        return num_new + num_spare <= self.num_available and all(
+            num_new + group.num_spare(num_spare) <= group.num_available for group in self._groups
+        )
+
+    def _hold(self, node: PrefixNode | None) -> list[int]:
+        """Holds the block of a node in each group, and gives these."""
+        if node is None:
+            return []
+        block_ids = [node.block_id, *(group.block_of(node) for group in self._groups)]
+        held = [block_id for block_id in block_ids if block_id is not None]
+        self._acquire(held)
+        return held
+
+    def _acquire(self, block_ids: Sequence[int]) -> None:
+        """One more holder for a block of each group."""
+        self.pool.acquire(block_ids[:1])
+        for group, block_id in zip(self._groups, block_ids[1:], strict=True):
+            group.acquire((block_id,))
+
+    def _let_go(self, block_ids: Sequence[int]) -> None:
+        for group, block_id in enumerate(block_ids):
+            self._release(group, block_id)
+
+    def _release(self, group: int, block_id: int) -> None:
+        if group > 0:
+            self._groups[group - 1].release((block_id,))
+            return
+        self.pool.release((block_id,))
+        self._prefixes.offer_block(block_id)
+
+    def _plan_copies(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """From each group's source, which is held until the copy has been made, to its destination."""
+        for group, (source, destination) in enumerate(zip(sources, destinations, strict=True)):
+            self.copies.plan(BlockCopy(source, destination, group))
+
+    def _is_awaited(self, block_id: int) -> bool:
+        """Whether something is yet to be copied into this block of the first group."""
+        return any(copy.destination == block_id and copy.group == 0 for copy in self.copies.awaited)
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
-        """Raises `EngineError` unless every block has as many references as holders among `tables` (all that are open)
-        and copies, and the tree, the kept blocks and the eviction queue agree.
+        """Raises `EngineError` unless every block has as many references as holders, among `tables` and copies.
+
+        `tables` are all that are open and hold something. Checks the prefix tree as well.
         """
         self.pool.check_integrity()
-        self._tree.check_integrity()
-        holders = Counter(self.copies.held)
+        holders = [Counter[int]() for _ in range(1 + len(self._groups))]
+        for copy in self.copies.awaited:
+            holders[copy.group][copy.source] += 1
         for table in tables:
-            holders.update(table.block_ids)
-            if len(set(table.block_ids)) != len(table.block_ids):
-                raise EngineError("a block table has a block twice")
-        if any(self.pool.references(block_id) != holders[block_id] for block_id in range(self.num_blocks)):
+            table.check_integrity()
+            holders[0].update(table.block_ids)
+            for counts, blocks in zip(holders[1:], table.window_blocks, strict=True):
+                counts.update(blocks.held)
+        if any(self.pool.references(block_id) != holders[0][block_id] for block_id in range(self.num_blocks)):
             raise EngineError("KV blocks have other holders than counted")
-        nodes = {node.block_id: node for node in self._tree.nodes() if node.block_id is not None}
-        kept = {block_id for block_id in range(self.num_blocks) if self.pool.is_kept(block_id)}
-        if nodes != self._nodes or kept != nodes.keys():
-            raise EngineError("the prefix tree knows other blocks than are kept")
-        if any(self._is_evictable(node) and node not in self._evictable for node in nodes.values()):
-            raise EngineError("a cached prefix can never be evicted")
-
-
-def _block_of(node: PrefixNode) -> int:
-    assert node.block_id is not None
-    return node.block_id
+        nodes = self._prefixes.check_integrity()
+        for group, counts in zip(self._groups, holders[1:], strict=True):
+            group.check_integrity(counts, nodes)

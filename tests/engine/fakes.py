@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import BLOCK_TOKENS
@@ -49,7 +48,7 @@ def continuation(prompt: Sequence[int], sampling: SamplingParams, count: int, en
 class _Row:
     start: RowStart
     token_ids: list[int]
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]]
     num_computed: int | None = None
 
 
@@ -58,14 +57,22 @@ class FakeExecutor:
 
     A block written by one row and held by another, a slot read before it was written, a position computed twice or
     skipped, a prefix that is not the row's own: all fail here, in the step that does it. `failures` are raised by the
-    next steps, before anything is copied or computed.
+    next steps, before anything is copied or computed. `window_groups` are layer groups beside the first, each with a
+    number of blocks and how many positions a query sees (None: all); what it does not see is not checked.
     """
 
-    def __init__(self, num_blocks: int, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        window_groups: Sequence[tuple[int, int | None]] = (),
+    ) -> None:
+        self.groups = [(num_blocks, None), *window_groups]
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.slots: dict[tuple[int, int], int] = {}
+        self.slots: dict[tuple[int, int, int], int] = {}
         self.rows: dict[int, _Row] = {}
         self.plans: list[StepPlan] = []
         self.failures: list[Exception] = []
@@ -76,12 +83,12 @@ class FakeExecutor:
         self.plans.append(plan)
         for start in plan.starts:
             assert 0 <= start.row < self.max_num_seqs
-            self.rows[start.row] = _Row(start, list(start.token_ids))
+            self.rows[start.row] = _Row(start, list(start.token_ids), [[] for _ in self.groups])
         if self.failures:
             raise self.failures.pop(0)
         for copy in plan.copies:
             for slot in range(BLOCK_TOKENS):
-                self.slots[copy.destination, slot] = self.slots.get((copy.source, slot), -1)
+                self.slots[copy.group, copy.destination, slot] = self.slots.get((copy.group, copy.source, slot), -1)
         self._check_batch(plan)
         sampled = [self._compute(step) for step in plan.steps]
         return StepOutput(tuple(token for token in sampled if token is not None))
@@ -95,13 +102,26 @@ class FakeExecutor:
         assert len(rows) == len(set(rows))
         assert {start.row for start in plan.starts} <= set(rows), "a row starts without a step"
         for step in plan.steps:
-            self.rows[step.row].block_ids += chain(*step.new_block_ids)
-            self.rows[step.row].token_ids += step.new_token_ids
-        holders = Counter(block_id for row in rows for block_id in self.rows[row].block_ids)
-        assert all(0 <= block_id < self.num_blocks for block_id in holders)
-        for step in plan.steps:
-            written = self.rows[step.row].block_ids[step.num_computed_tokens // BLOCK_TOKENS :]
-            assert all(holders[block_id] == 1 for block_id in written), "a block is written that another row holds"
+            row = self.rows[step.row]
+            row.token_ids += step.new_token_ids
+            for table, new_block_ids in zip(row.tables, step.new_block_ids, strict=bool(step.new_block_ids)):
+                table += new_block_ids
+        for group, (num_blocks, _) in enumerate(self.groups):
+            tables = {step.row: self._seen_blocks(group, step) for step in plan.steps}
+            holders = Counter(block_id for table in tables.values() for block_id in table)
+            assert all(0 <= block_id < num_blocks for block_id in holders)
+            for step in plan.steps:
+                written = self.rows[step.row].tables[group][step.num_computed_tokens // BLOCK_TOKENS :]
+                assert all(holders[block_id] == 1 for block_id in written), "a block is written that another row holds"
+
+    def _seen_blocks(self, group: int, step: RowStep) -> list[int]:
+        first = self._first_seen(group, step.num_computed_tokens)
+        return self.rows[step.row].tables[group][first // BLOCK_TOKENS :]
+
+    def _first_seen(self, group: int, position: int) -> int:
+        """The first position that the query at `position` sees."""
+        window = self.groups[group][1]
+        return 0 if window is None else max(0, position - window + 1)
 
     def _compute(self, step: RowStep) -> SampledToken | None:
         row = self.rows[step.row]
@@ -110,10 +130,13 @@ class FakeExecutor:
         assert step.num_tokens > 0 and step.num_computed_tokens == row.num_computed
         end = row.num_computed + step.num_tokens
         assert end <= len(row.token_ids) and step.samples == (end == len(row.token_ids))
-        assert len(row.block_ids) == -(-end // BLOCK_TOKENS), "a row has more or fewer blocks than its tokens need"
+        num_blocks = -(-end // BLOCK_TOKENS)
+        assert all(len(table) == num_blocks for table in row.tables), "a row has other blocks than its tokens need"
         state = self._read(row, row.num_computed)
         for position in range(row.num_computed, end):
-            state = self.slots[self._slot(row, position)] = extend(state, row.token_ids[position])
+            state = extend(state, row.token_ids[position])
+            for group in range(len(self.groups)):
+                self.slots[self._slot(row, group, position)] = state
         row.num_computed = end
         if not step.samples:
             return None
@@ -125,14 +148,17 @@ class FakeExecutor:
 
     def _read(self, row: _Row, num_tokens: int) -> int:
         state = 0
+        first_seen = [self._first_seen(group, num_tokens) for group in range(len(self.groups))]
         for position in range(num_tokens):
             state = extend(state, row.token_ids[position])
-            assert self.slots.get(self._slot(row, position)) == state, "a slot holds another request's token"
+            for group, first in enumerate(first_seen):
+                slot = self.slots.get(self._slot(row, group, position)) if position >= first else state
+                assert slot == state, "a slot holds another request's token"
         return state
 
     @staticmethod
-    def _slot(row: _Row, position: int) -> tuple[int, int]:
-        return row.block_ids[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+    def _slot(row: _Row, group: int, position: int) -> tuple[int, int, int]:
+        return group, row.tables[group][position // BLOCK_TOKENS], position % BLOCK_TOKENS
 
 
 class FakeDetokenizer:

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import BLOCK_TOKENS, EngineArgs
+from octavo.engine.kv_memory import KvMemory
 from octavo.engine.machine import Machine
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.errors import ConfigError
+from octavo.step import KvGroup
 
 MIB = 2**20
-FACTS = ModelFacts("m.gguf", "llama", "135M", 49152, 2048, 90 * MIB, 1 * MIB, "avx2")
+FACTS = ModelFacts("m.gguf", "llama", "135M", 49152, 2048, 90 * MIB, (KvGroup(30, None, MIB),), "avx2")
+SLIDING = replace(FACTS, kv_groups=(KvGroup(5, None, MIB // 4), KvGroup(15, 512, 3 * MIB // 4)))
 COMPUTE = Compute(2, "int8")
 
 
@@ -51,18 +54,32 @@ def test_max_model_len_beyond_the_model_is_refused_with_both_numbers() -> None:
         resolve(EngineArgs(max_model_len=4096), FACTS, COMPUTE, machine(1000))
 
 
+def test_layers_with_a_window_get_what_running_requests_need_twice() -> None:
+    config = resolve(EngineArgs(max_num_seqs=4, max_num_batched_tokens=64), SLIDING, COMPUTE, machine(1000))
+    window_blocks = 2 * (4 * (32 + 2) + 4)
+    assert config.num_window_blocks == (window_blocks,)
+    assert config.num_blocks == min((900 - window_blocks * 3 // 4) * 4, 4 * 128)
+    assert config.kv_cache_bytes == config.num_blocks * MIB // 4 + window_blocks * 3 * MIB // 4
+
+
+def test_in_little_memory_layers_with_a_window_get_as_many_blocks_as_the_others() -> None:
+    config = resolve(EngineArgs(max_model_len=512), SLIDING, COMPUTE, machine(100))
+    assert (config.num_blocks, config.num_window_blocks) == (90, (90,))
+
+
 @given(
+    facts=st.sampled_from([FACTS, SLIDING]),
     mib=st.integers(0, 300),
     exact=st.none() | st.integers(0, 300 * MIB),
     max_model_len=st.integers(2, 2048),
     utilization=st.floats(0.01, 1.0),
 )
 def test_each_value_a_refusal_names_does_fit(
-    mib: int, exact: int | None, max_model_len: int, utilization: float
+    facts: ModelFacts, mib: int, exact: int | None, max_model_len: int, utilization: float
 ) -> None:
     args = EngineArgs(max_model_len=max_model_len, kv_cache_memory_bytes=exact, memory_utilization=utilization)
     try:
-        config = resolve(args, FACTS, COMPUTE, machine(mib))
+        config = resolve(args, facts, COMPUTE, machine(mib))
     except ConfigError as error:
         message = str(error)
     else:
@@ -78,9 +95,10 @@ def test_each_value_a_refusal_names_does_fit(
         remedies.append(replace(args, memory_utilization=float(share[1]), kv_cache_memory_bytes=None))
     else:
         assert "--memory-utilization cannot help" in message
-        assert mib * MIB // FACTS.kv_block_bytes < -(-max_model_len // BLOCK_TOKENS)
+        memory = KvMemory(facts.kv_groups, args.max_num_seqs, args.max_num_batched_tokens)
+        assert memory.most_blocks(mib * MIB) < -(-max_model_len // BLOCK_TOKENS)
     for remedy in remedies:
-        assert resolve(remedy, FACTS, COMPUTE, machine(mib)).kv_cache_tokens >= (remedy.max_model_len or 0)
+        assert resolve(remedy, facts, COMPUTE, machine(mib)).kv_cache_tokens >= (remedy.max_model_len or 0)
 
 
 def test_threads_and_dtype() -> None:

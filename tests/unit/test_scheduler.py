@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.config import BLOCK_TOKENS, EvictionPolicy
 from octavo.errors import ContextLengthError, EngineError, InvalidValueError
+from octavo.kvcache.block_table import blocks_for
 from octavo.kvcache.kv_cache import KvCache
+from octavo.kvcache.window_group import WindowGroup
 from octavo.request import PrefixKey, Request
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
@@ -42,12 +46,15 @@ class Harness:
         *,
         prefix_caching: bool = True,
         eviction_policy: EvictionPolicy = "lru",
+        window_groups: Sequence[tuple[int, int | None]] = (),
     ) -> None:
-        self.kv = KvCache(num_blocks, prefix_caching=prefix_caching, eviction_policy=eviction_policy)
+        groups = [WindowGroup(count, window) for count, window in window_groups]
+        self.kv = KvCache(num_blocks, groups, prefix_caching=prefix_caching, eviction_policy=eviction_policy)
+        self.groups = groups
         self.pool = self.kv.pool
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.scheduler = Scheduler(self.kv, **limits)
-        self.executor = FakeExecutor(num_blocks, **limits)
+        self.executor = FakeExecutor(num_blocks, **limits, window_groups=window_groups)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
@@ -140,10 +147,36 @@ PROMPTS = st.builds(
 
 class Schedules(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(2, 12), max_num_seqs=st.integers(1, 6), max_num_batched_tokens=st.integers(1, 40)
+        num_blocks=st.integers(2, 12),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.integers(1, 40),
+        prefix_caching=st.sampled_from([True, True, True, False]),
+        eviction_policy=st.sampled_from(["lru", "lfu"]),
+        windows=st.lists(st.none() | st.integers(1, 70), max_size=2),
+        num_more_blocks=st.integers(0, 8),
     )
-    def start(self, num_blocks: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.harness = Harness(num_blocks, max_num_seqs, max_num_batched_tokens)
+    def start(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix_caching: bool,
+        eviction_policy: EvictionPolicy,
+        windows: list[int | None],
+        num_more_blocks: int,
+    ) -> None:
+        def least(window: int | None) -> int:
+            """What one request needs."""
+            return num_blocks if window is None else blocks_for(window) + 1 + blocks_for(max_num_batched_tokens)
+
+        self.harness = Harness(
+            num_blocks,
+            max_num_seqs,
+            max_num_batched_tokens,
+            prefix_caching=prefix_caching,
+            eviction_policy=eviction_policy,
+            window_groups=[(min(num_blocks, least(window) + num_more_blocks), window) for window in windows],
+        )
         self.arrivals = 0
 
     @rule(
@@ -204,6 +237,7 @@ class Schedules(RuleBasedStateMachine):
         self.harness.check_outputs()
         assert self.harness.ended == set(self.harness.requests)
         assert self.harness.pool.num_used == 0
+        assert all(group.pool.num_used == 0 for group in self.harness.groups)
 
 
 Schedules.TestCase.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
