@@ -132,6 +132,7 @@ class Batch:
             vectors={},
             max_tokens=num_tokens,
             max_logit_rows=1,
+            max_blocks=blocks,
         )
         tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
         self._arrays = StepArrays(

@@ -10,11 +10,11 @@
 namespace octavo {
 namespace {
 
-int64_t page_elements(const oct_kv_group& group) {
-  return int64_t(2) * group.num_kv_heads * OCT_BLOCK_TOKENS * group.head_size;
+int64_t head_bytes(const oct_kv_group& group) {
+  return int64_t(OCT_BLOCK_TOKENS) * group.head_size * int64_t(sizeof(uint16_t));
 }
 
-int64_t page_bytes(const oct_kv_group& group) { return page_elements(group) * int64_t(sizeof(uint16_t)); }
+int64_t page_bytes(const oct_kv_group& group) { return 2 * group.num_kv_heads * head_bytes(group); }
 
 void check_group(const oct_kv_group& group) {
   bool positive = group.num_blocks >= 1 && group.num_kv_heads >= 1 && group.head_size >= 2 && group.window >= 0;
@@ -49,18 +49,17 @@ oct_kv_cache::oct_kv_cache(std::vector<oct_kv_group> groups, std::vector<int32_t
 
 octavo::KvLayer oct_kv_cache::layer(int index) const {
   const oct_kv_group& group = groups_[size_t(group_of(index))];
-  uint16_t* data = reinterpret_cast<uint16_t*>(memory_[size_t(index)].data());
-  return {data, octavo::page_elements(group), group.num_kv_heads, group.head_size, group.window};
+  return {memory_[size_t(index)].data(), octavo::head_bytes(group), octavo::page_bytes(group), group.num_kv_heads,
+          group.head_size, group.window};
 }
 
 void oct_kv_cache::copy_blocks(const oct_step& step, octavo::ThreadShare share) const {
   for (int index = share.thread; index < num_layers(); index += share.num_threads) {
     octavo::KvLayer pages = layer(index);
-    size_t bytes = size_t(pages.page_elements) * sizeof(uint16_t);
     for (int i = 0; i < step.num_copies; ++i) {
       if (step.copy_groups[i] != group_of(index)) continue;
-      memcpy(pages.data + step.copy_destinations[i] * pages.page_elements,
-             pages.data + step.copy_sources[i] * pages.page_elements, bytes);
+      memcpy(pages.data + step.copy_destinations[i] * pages.page_bytes,
+             pages.data + step.copy_sources[i] * pages.page_bytes, size_t(pages.page_bytes));
     }
   }
 }

@@ -40,12 +40,14 @@ Operand rows_from(Operand operand, int64_t first) {
 }  // namespace octavo
 
 oct_program::oct_program(oct_context& context, const oct_kv_cache* kv, std::vector<oct_buffer> buffers,
-                         std::vector<oct_instruction> instructions, int max_tokens, int max_logit_rows)
+                         std::vector<oct_instruction> instructions, int max_tokens, int max_logit_rows,
+                         int max_blocks)
     : context_(context),
       kv_(kv),
       buffers_(std::move(buffers)),
       instructions_(std::move(instructions)),
-      limits_(octavo::validate_program({context.kernels, kv, buffers_, instructions_}, max_tokens, max_logit_rows)) {
+      limits_(octavo::validate_program({context.kernels, kv, buffers_, instructions_}, max_tokens, max_logit_rows,
+                                       max_blocks)) {
   lay_out_arena();
 }
 
@@ -56,6 +58,17 @@ int64_t oct_program::attention_scratch_bytes() const {
     const oct_attention& op = instruction.attention;
     bytes = std::max(bytes,
                      context_.kernels.attention_scratch_bytes(op.num_heads, op.num_kv_heads, op.head_size));
+  }
+  return bytes;
+}
+
+int64_t oct_program::attention_shared_bytes() const {
+  int64_t bytes = 0;
+  for (const oct_instruction& instruction : instructions_) {
+    if (instruction.op != OCT_OP_ATTENTION) continue;
+    const oct_attention& op = instruction.attention;
+    bytes = std::max(bytes, context_.kernels.attention_shared_bytes(op.num_heads, op.num_kv_heads, op.head_size,
+                                                                    limits_.max_blocks, context_.team.num_threads()));
   }
   return bytes;
 }
@@ -78,6 +91,7 @@ void oct_program::lay_out_arena() {
   int num_threads = context_.team.num_threads();
   attention_scratch_stride_ = octavo::aligned(attention_scratch_bytes());
   int64_t attention_scratch = reserve(num_threads * attention_scratch_stride_);
+  int64_t attention_shared = reserve(attention_shared_bytes());
   logits_stride_ = octavo::aligned(limits_.num_logits * int64_t(sizeof(float))) / int64_t(sizeof(float));
   int64_t logits_bytes = logits_stride_ * int64_t(sizeof(float));
   int64_t logits = reserve(std::min(octavo::sample_chunk_rows, limits_.max_logit_rows) * logits_bytes);
@@ -86,6 +100,7 @@ void oct_program::lay_out_arena() {
   arena_ = octavo::Arena(size_t(std::max(used, octavo::alignment)));
   for (int64_t offset : offsets) buffer_data_.push_back(arena_.data() + offset);
   attention_scratch_ = arena_.data() + attention_scratch;
+  attention_shared_ = arena_.data() + attention_shared;
   logits_ = reinterpret_cast<float*>(arena_.data() + logits);
   sample_scratch_ = reinterpret_cast<float*>(arena_.data() + sample_scratch);
 }
@@ -201,9 +216,9 @@ void oct_program::execute(const oct_rope_kv& op, const oct_step& step, ThreadSha
 }
 
 void oct_program::execute(const oct_attention& op, const oct_step& step, ThreadShare share) {
-  context_.kernels.attention({matrix(op.qkv), matrix(op.dst), op.num_heads, op.scale, op.softcap,
+  context_.kernels.attention({matrix(op.qkv), matrix(op.dst), op.num_heads, op.scale, op.softcap, op.sinks,
                               kv_->layer(op.kv_layer), octavo::batch_of(step, kv_->group_of(op.kv_layer)),
-                              attention_scratch_ + share.thread * attention_scratch_stride_},
+                              attention_scratch_ + share.thread * attention_scratch_stride_, attention_shared_},
                              share);
 }
 
@@ -249,11 +264,11 @@ extern "C" {
 
 oct_program* oct_program_create(oct_context* context, oct_kv_cache* kv, const oct_buffer* buffers, int num_buffers,
                                 const oct_instruction* instructions, int num_instructions, int max_tokens,
-                                int max_logit_rows) {
+                                int max_logit_rows, int max_blocks) {
   return guarded<oct_program*>(nullptr, [&] {
     return new oct_program(*context, kv, std::vector<oct_buffer>(buffers, buffers + num_buffers),
                            std::vector<oct_instruction>(instructions, instructions + num_instructions), max_tokens,
-                           max_logit_rows);
+                           max_logit_rows, max_blocks);
   });
 }
 

@@ -10,7 +10,8 @@
 
 struct oct_program {
   oct_program(oct_context& context, const oct_kv_cache* kv, std::vector<oct_buffer> buffers,
-              std::vector<oct_instruction> instructions, int max_tokens, int max_logit_rows);
+              std::vector<oct_instruction> instructions, int max_tokens, int max_logit_rows,
+              int max_blocks);
 
   void run(const oct_step& step);
   float* matrix_data(int buffer) const;
@@ -21,6 +22,7 @@ struct oct_program {
 
   void lay_out_arena();
   int64_t attention_scratch_bytes() const;
+  int64_t attention_shared_bytes() const;
 
   void walk(const oct_step& step, ThreadShare share);
   void execute(const oct_instruction& instruction, const oct_step& step, ThreadShare share);
@@ -52,6 +54,7 @@ struct oct_program {
   std::vector<int64_t> row_bytes_;
   int64_t attention_scratch_stride_ = 0;
   uint8_t* attention_scratch_ = nullptr;  // [threads, attention_scratch_stride_]
+  uint8_t* attention_shared_ = nullptr;
   int64_t logits_stride_ = 0;
   float* logits_ = nullptr;          // [rows of a chunk, logits_stride_]
   float* sample_scratch_ = nullptr;  // [threads, SampleScratch's arrays, logits_stride_]

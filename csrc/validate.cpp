@@ -292,7 +292,7 @@ class StepCheck {
     require_count("num_tokens", step_.num_tokens, limits_.max_tokens);
     require_count("num_requests", step_.num_requests, INT32_MAX - 1);
     require_count("num_logit_rows", step_.num_logit_rows, limits_.max_logit_rows);
-    require_count("max_blocks", step_.max_blocks, INT32_MAX);
+    require_count("max_blocks", step_.max_blocks, limits_.kv_groups.empty() ? INT32_MAX : limits_.max_blocks);
     require_count("num_table_rows", step_.num_table_rows, INT32_MAX);
     require_count("num_copies", step_.num_copies, limits_.kv_groups.empty() ? 0 : INT32_MAX);
     require_count("num_biases", step_.num_biases, INT32_MAX);
@@ -445,15 +445,16 @@ const char* op_name(int op) {
   return "unknown";
 }
 
-StepLimits validate_program(const ProgramParts& parts, int max_tokens, int max_logit_rows) {
-  if (max_tokens < 1 || max_logit_rows < 1) {
-    throw Error("max_tokens is " + std::to_string(max_tokens) + " and max_logit_rows " + std::to_string(max_logit_rows) +
-                "; both must be at least 1");
+StepLimits validate_program(const ProgramParts& parts, int max_tokens, int max_logit_rows, int max_blocks) {
+  if (max_tokens < 1 || max_logit_rows < 1 || max_blocks < 0) {
+    throw Error("max_tokens is " + std::to_string(max_tokens) + ", max_logit_rows " + std::to_string(max_logit_rows) +
+                " and max_blocks " + std::to_string(max_blocks) + "; the first two must be at least 1, the last 0");
   }
   validate_buffers(parts.buffers);
   StepLimits limits;
   limits.max_tokens = max_tokens;
   limits.max_logit_rows = max_logit_rows;
+  limits.max_blocks = max_blocks;
   for (size_t i = 0; i < parts.instructions.size(); ++i) InstructionCheck(parts, i, limits).run();
   return limits;
 }

@@ -178,6 +178,7 @@ typedef struct {
   int32_t kv_layer;
   float scale;
   float softcap;  // 0: off; else scores = softcap * tanh(scores / softcap)
+  const float* sinks;  // [H] or NULL: one more score of each head, of a key without a value
 } oct_attention;
 
 typedef struct {  // dst_LD = src_TD[logit_rows]
@@ -211,10 +212,11 @@ typedef struct {
 
 typedef struct oct_program oct_program;
 
-// Copies both arrays; allocates the arena for max_tokens and max_logit_rows. Fails, naming the instruction, on operands
+// Copies both arrays; allocates the arena for max_tokens, max_logit_rows and, if the program attends, requests of
+// max_blocks blocks. Fails, naming the instruction, on operands
 // of the wrong kind, shape or number.
 oct_program* oct_program_create(oct_context*, oct_kv_cache*, const oct_buffer*, int num_buffers, const oct_instruction*,
-                                int num_instructions, int max_tokens, int max_logit_rows);
+                                int num_instructions, int max_tokens, int max_logit_rows, int max_blocks);
 int64_t oct_program_arena_bytes(const oct_program*);
 // Test access to an fp32 buffer of the arena, [rows, columns].
 float* oct_program_buffer(oct_program*, int buffer);

@@ -1,5 +1,4 @@
-// Causal attention over paged keys and values: a softmax computed online (arXiv 1805.02867, 2205.14135) over tiles of
-// keys.
+// Causal attention over paged keys and values, tile by tile (arXiv 2205.14135).
 //
 // The queries of a request are cut into tiles of a few tokens; with the query heads that share a key/value head they
 // are the rows of two small products, scores = q k and output = weights v. Key tiles are counted from position 0 and a
@@ -7,76 +6,160 @@
 // adds exact zeros.
 #pragma once
 #include "attention_items.h"
+#include "attention_rows.h"
 #include "attention_tile.h"
 #include "kernels.h"
-#include "pair_product.h"
+#include "kv_bf16.h"
 #include "vec.h"
 
 namespace octavo {
 namespace {
 
-// ---- rows of a query tile ----------------------------------------------------------------------------------------
-
-struct AttentionScratch {
-  Left* q;            // [rows, C], times scale and (without softcap) log2 e
-  float* output;      // [rows, C], to be divided by sum
-  float* scores;      // [rows of one key/value head, kKeyTile], to base 2; weights replace them in place, as Left
-  float* maximum;     // [rows] largest score so far
-  float* sum;         // [rows] of 2^(score - maximum)
-  float* correction;  // [rows] what a new maximum multiplies output and sum by
-};
+// ---- memory ------------------------------------------------------------------------------------------------------
 
 inline int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-inline int64_t attention_scratch_bytes(int num_heads, int, int head_size) {
-  int64_t rows = scratch_rows(num_heads), left_bytes = sizeof(Left), float_bytes = sizeof(float);
-  return whole_lines(rows * head_size * left_bytes) + whole_lines(rows * head_size * float_bytes) +
-         rows * kKeyTile * float_bytes + 3 * whole_lines(rows * float_bytes);
+// Of one thread, for all rows it holds at once.
+struct AttentionScratch {
+  uint8_t* q;       // [rows, C] as Left, times scale and (without softcap) log2 e
+  float* q_scales;  // [rows]
+  TileRows tile_rows;
+  MergeFactors factors;
+  float* states;  // of one key/value head after the other
+};
+
+inline int64_t attention_scratch_bytes(int num_heads, int num_kv_heads, int head_size) {
+  int rows = scratch_rows(num_heads);
+  int64_t floats = int64_t(rows) * kKeyTile + 6 * padded_rows(rows) +
+                   all_row_states_floats(num_heads, num_kv_heads, head_size);
+  return whole_lines(int64_t(rows) * head_size * int64_t(sizeof(float))) + floats * int64_t(sizeof(float));
 }
 
-inline AttentionScratch attention_scratch(uint8_t* memory, int num_heads, int head_size) {
-  int64_t rows = scratch_rows(num_heads), left_bytes = sizeof(Left), float_bytes = sizeof(float);
-  int64_t row_floats = whole_lines(rows * float_bytes) / float_bytes;
+inline AttentionScratch attention_scratch(const AttentionArgs& args) {
+  int rows = scratch_rows(args.num_heads), padded = padded_rows(rows);
   AttentionScratch scratch;
-  scratch.q = reinterpret_cast<Left*>(memory);
-  scratch.output = reinterpret_cast<float*>(memory + whole_lines(rows * head_size * left_bytes));
-  scratch.scores = scratch.output + whole_lines(rows * head_size * float_bytes) / float_bytes;
-  scratch.maximum = scratch.scores + rows * kKeyTile;
-  scratch.sum = scratch.maximum + row_floats;
-  scratch.correction = scratch.sum + row_floats;
+  scratch.q = args.scratch;
+  float* floats = reinterpret_cast<float*>(
+      args.scratch + whole_lines(int64_t(rows) * args.kv.head_size * int64_t(sizeof(float))));
+  auto take = [&floats](int64_t count) {
+    floats += count;
+    return floats - count;
+  };
+  scratch.q_scales = take(padded);
+  scratch.tile_rows.maximum = take(padded);
+  scratch.tile_rows.sum = take(padded);
+  scratch.tile_rows.weight_scale = take(padded);
+  scratch.factors.keep = take(padded);
+  scratch.factors.add = take(padded);
+  scratch.tile_rows.scores = take(int64_t(rows) * kKeyTile);
+  scratch.states = floats;
   return scratch;
 }
 
+// Shared by all threads: for each slot a counter of the sharers that are done, then for each slot the states that a query
+// tile's key tiles leave, of all heads. Counters are zero between attentions.
+constexpr int64_t kCounterBytes = 128;
+
+inline int64_t slot_floats(int num_heads, int num_kv_heads, int head_size, int max_blocks) {
+  int64_t max_key_tiles = (max_blocks + kKeyTilePages - 1) / kKeyTilePages;
+  return max_key_tiles * all_row_states_floats(num_heads, num_kv_heads, head_size);
+}
+
+inline int64_t attention_shared_bytes(int num_heads, int num_kv_heads, int head_size, int max_blocks,
+                                      int num_threads) {
+  int64_t floats = slot_floats(num_heads, num_kv_heads, head_size, max_blocks);
+  return (num_threads - 1) * (kCounterBytes + floats * int64_t(sizeof(float)));
+}
+
+struct Slot {
+  uint32_t* counter;
+  float* states;
+};
+
+inline Slot slot_at(const AttentionArgs& args, int index, int num_threads) {
+  int64_t floats = slot_floats(args.num_heads, args.kv.num_kv_heads, args.kv.head_size, args.batch.max_blocks);
+  uint8_t* states = args.shared + (num_threads - 1) * kCounterBytes;
+  return {reinterpret_cast<uint32_t*>(args.shared + index * kCounterBytes),
+          reinterpret_cast<float*>(states) + index * floats};
+}
+
+// ---- queries and outputs -----------------------------------------------------------------------------------------
+
 // The query heads of a key/value head for the tokens of a tile: row token * group + head.
-inline void load_queries(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group, Left* dst) {
-  constexpr int width = F32::width;
-  int64_t count = int64_t(group) * args.kv.head_size;
+template <class Pages>
+inline void load_queries(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group,
+                         typename Pages::Left* dst, float* scales) {
+  int head_size = args.kv.head_size;
   float scale = args.softcap > 0 ? args.scale : args.scale * kLog2E;
   for (int token = 0; token < tile.num_tokens; ++token) {
-    const float* q = args.qkv.data + (tile.first_token + token) * args.qkv.stride + kv_head * count;
-    int64_t i = 0;
-    for (; i + width <= count; i += width) store_left(F32::load(q + i) * F32::set1(scale), dst + i);
-    for (; i < count; ++i) store_left(q[i] * scale, dst + i);
-    dst += count;
+    const float* q = args.qkv.data + (tile.first_token + token) * args.qkv.stride + int64_t(kv_head) * group * head_size;
+    for (int head = 0; head < group; ++head) {
+      int row = token * group + head;
+      Pages::store_query(q + int64_t(head) * head_size, head_size, scale, dst + int64_t(row) * head_size, scales + row);
+    }
   }
 }
 
-inline void store_outputs(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group, const float* output,
-                          const float* sum) {
+inline void store_outputs(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group,
+                          const RowStates& states) {
   constexpr int width = F32::width;
   int head_size = args.kv.head_size;
   for (int row = 0; row < tile.num_tokens * group; ++row) {
     float* dst = args.dst.data + (tile.first_token + row / group) * args.dst.stride +
                  int64_t(kv_head * group + row % group) * head_size;
-    const float* src = output + int64_t(row) * head_size;
-    float inverse = 1.0f / sum[row];
+    const float* src = states.output + int64_t(row) * head_size;
+    float inverse = 1.0f / states.sum[row];
     int i = 0;
     for (; i + width <= head_size; i += width) (F32::load(src + i) * F32::set1(inverse)).store(dst + i);
     for (; i < head_size; ++i) dst[i] = src[i] * inverse;
   }
 }
 
-// ---- a query tile ------------------------------------------------------------------------------------------------
+// ---- key tiles ---------------------------------------------------------------------------------------------------
+
+// The pages of a key tile as far as a query tile sees them. `first` and `end` count pages of the key tile.
+struct TilePages {
+  int first;
+  int end;
+  const uint8_t* pages[kKeyTilePages];
+};
+
+inline TilePages tile_pages(const KvLayer& kv, const QueryTile& queries, int key_tile) {
+  int first_page = key_tile * kKeyTilePages;
+  TilePages found;
+  found.first = queries.first_page > first_page ? queries.first_page - first_page : 0;
+  found.end = queries.end_page - first_page < kKeyTilePages ? queries.end_page - first_page : kKeyTilePages;
+  for (int i = found.first; i < found.end; ++i) {
+    found.pages[i] = kv.data + queries.block_table[first_page + i] * kv.page_bytes;
+  }
+  return found;
+}
+
+// One key/value head of a key tile.
+struct Place {
+  const TilePages* pages;
+  int head;
+};
+
+// The key tile at `place`, which is number `index` of the request; the one at `next` follows it.
+template <class Pages>
+inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int index, const Place& place, const Place& next) {
+  KeyTile tile;
+  tile.first = place.pages->first;
+  tile.end = place.pages->end;
+  int end_token = queries.first_position + queries.num_tokens - (index * kKeyTilePages + tile.first) * kPage;
+  int page_tokens = (tile.end - tile.first) * kPage;
+  tile.num_tokens = end_token < page_tokens ? end_token : page_tokens;
+  tile.keys_to_values = kv.keys_to_values();
+  for (int i = tile.first; i < tile.end; ++i) {
+    tile.keys[i] = place.pages->pages[i] + kv.keys_offset(place.head);
+    bool exists = i >= next.pages->first && i < next.pages->end;
+    const uint8_t* values = tile.keys[i] + tile.keys_to_values;
+    tile.values_to_next[i] = exists ? next.pages->pages[i] + kv.keys_offset(next.head) - values : 0;
+  }
+  if constexpr (Pages::has_scales) Pages::load_scales(tile, kv.head_size);
+  return tile;
+}
 
 // Calls function(first row, rows as a compile-time constant) for register tiles of nearly equal height.
 template <int rows>
@@ -101,110 +184,167 @@ inline void for_each_register_tile(int num_rows, Function function) {
   }
 }
 
-inline const uint16_t* page_keys(const KvLayer& kv, const QueryTile& queries, int page, int kv_head) {
-  return kv.data + queries.block_table[page] * kv.page_elements + int64_t(kv_head) * kPage * kv.head_size;
+// One key/value head and key tile for all rows of a query tile, merged into `states`; `local_head` counts loaded queries.
+template <class Pages, bool prefetches>
+inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries, const KeyTile& tile, int index,
+                            int local_head, const AttentionScratch& scratch, const RowStates& states) {
+  using Left = typename Pages::Left;
+  const TileRows& tile_rows = scratch.tile_rows;
+  int head_size = args.kv.head_size, group = args.num_heads / args.kv.num_kv_heads, rows = queries.num_tokens * group;
+  const Left* q = reinterpret_cast<const Left*>(scratch.q) + int64_t(local_head) * rows * head_size;
+  const float* q_scales = scratch.q_scales + local_head * rows;
+  for_each_register_tile(rows, [&](int row, auto count) {
+    score_rows<Pages, decltype(count)::value, prefetches>(q + int64_t(row) * head_size, q_scales + row, head_size, tile,
+                                                          tile_rows.scores + row * kKeyTile);
+  });
+  int first = tile.first * kPage / kSoftmaxStep * kSoftmaxStep;
+  int end = (tile.end * kPage + kSoftmaxStep - 1) / kSoftmaxStep * kSoftmaxStep;
+  for (int row = 0; row < rows; ++row) {
+    int position = queries.first_position + row / group - index * kKeyTile;
+    int first_seen = args.kv.window > 0 ? position - args.kv.window + 1 : 0;
+    if (first_seen < tile.first * kPage) first_seen = tile.first * kPage;
+    if (args.softcap > 0) cap_scores(tile_rows.scores + row * kKeyTile, first, end, args.softcap);
+    softmax_row<Pages>(tile_rows, row, first, end, first_seen, position + 1, tile.value_scales);
+  }
+  merge_sums(states, tile_rows.maximum, tile_rows.sum, rows, scratch.factors);
+  for_each_register_tile(rows, [&](int row, auto count) {
+    add_values<Pages, decltype(count)::value, prefetches>(tile_rows, row, scratch.factors, tile, head_size,
+                                                          states.output);
+  });
 }
 
-// Where a key tile is: key/value head `head`, pages from `page` on.
-struct KeyTilePlace {
-  const QueryTile* queries;
-  int head;
-  int page;
+// ---- items -------------------------------------------------------------------------------------------------------
+
+// Heads [first_head, end_head) of a query tile, and of their key tiles, heads innermost, numbers [first, end).
+struct Part {
+  const QueryTile& queries;
+  int first_head;
+  int end_head;
+  int first;
+  int end;
 };
 
-// The key tile at `place`; the one at `next` follows it.
-inline KeyTile key_tile(const KvLayer& kv, const KeyTilePlace& place, const KeyTilePlace& next) {
-  const QueryTile& queries = *place.queries;
-  KeyTile tile;
-  tile.first = queries.first_page > place.page ? queries.first_page - place.page : 0;
-  tile.end = queries.end_page - place.page < kKeyTilePages ? queries.end_page - place.page : kKeyTilePages;
-  int end_token = queries.first_position + queries.num_tokens - (place.page + tile.first) * kPage;
-  int page_tokens = (tile.end - tile.first) * kPage;
-  tile.num_tokens = end_token < page_tokens ? end_token : page_tokens;
-  tile.keys_to_values = int64_t(kv.num_kv_heads) * kPage * kv.head_size;
-  for (int i = tile.first; i < tile.end; ++i) {
-    tile.keys[i] = page_keys(kv, queries, place.page + i, place.head);
-    tile.values[i] = tile.keys[i] + tile.keys_to_values;
-    int page = next.page + i;
-    bool exists = page >= next.queries->first_page && page < next.queries->end_page;
-    tile.values_to_next[i] = exists ? page_keys(kv, *next.queries, page, next.head) - tile.values[i] : 0;
-  }
-  return tile;
-}
-
-// One key/value head and key tile for all rows of a query tile; `scratch` starts at the head's rows.
-inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries, const KeyTile& tile, int group,
-                            int tile_page, const AttentionScratch& scratch) {
-  int head_size = args.kv.head_size, rows = queries.num_tokens * group;
-  for_each_register_tile(rows, [&](int row, auto count) {
-    score_rows<decltype(count)::value>(scratch.q + int64_t(row) * head_size, head_size, tile,
-                                       scratch.scores + row * kKeyTile);
-  });
-  int first = tile.first * kPage, end = tile.end * kPage;
-  for (int row = 0; row < rows; ++row) {
-    int position = queries.first_position + row / group - tile_page * kPage;
-    int first_seen = args.kv.window > 0 ? position - args.kv.window + 1 : 0;
-    float* scores = scratch.scores + row * kKeyTile;
-    if (args.softcap > 0) cap_scores(scores, first, end, args.softcap);
-    scratch.correction[row] =
-        softmax_row(scores, first, end, first_seen, position + 1, scratch.maximum + row, scratch.sum + row);
-  }
-  const Left* weights = reinterpret_cast<const Left*>(scratch.scores);
-  for_each_register_tile(rows, [&](int row, auto count) {
-    add_values<decltype(count)::value>(weights + row * kWeightsStride, scratch.correction + row, tile, head_size,
-                                       scratch.output + int64_t(row) * head_size);
-  });
-}
-
-inline AttentionScratch rows_from(const AttentionScratch& scratch, int row, int head_size) {
-  return {scratch.q + int64_t(row) * head_size, scratch.output + int64_t(row) * head_size, scratch.scores,
-          scratch.maximum + row, scratch.sum + row, scratch.correction + row};
-}
-
-inline int first_tile_page(const QueryTile& queries) { return queries.first_page / kKeyTilePages * kKeyTilePages; }
-
-// All heads of an item tile by tile: their pages are neighbours in memory. The next item is only for prefetching.
-inline void attend(const AttentionArgs& args, const Item& item, const Item& next_item,
-                   const AttentionScratch& scratch) {
-  const QueryTile& queries = item.queries;
-  int head_size = args.kv.head_size, group = args.num_heads / args.kv.num_kv_heads;
-  int rows = queries.num_tokens * group, num_heads = item.end_head - item.first_head;
+// Attends to the key tiles of a part; `states_of(key tile, head)` are merged into. Then comes `after`, for prefetching.
+template <class Pages, bool prefetches, class StatesOf>
+inline void attend(const AttentionArgs& args, const Part& part, const Place& after, const AttentionScratch& scratch,
+                   StatesOf states_of) {
+  using Left = typename Pages::Left;
+  const QueryTile& queries = part.queries;
+  int group = args.num_heads / args.kv.num_kv_heads, rows = queries.num_tokens * group;
+  int num_heads = part.end_head - part.first_head;
   for (int i = 0; i < num_heads; ++i) {
-    load_queries(args, queries, item.first_head + i, group, scratch.q + int64_t(i) * rows * head_size);
+    load_queries<Pages>(args, queries, part.first_head + i, group,
+                        reinterpret_cast<Left*>(scratch.q) + int64_t(i) * rows * args.kv.head_size,
+                        scratch.q_scales + i * rows);
   }
-  for (int row = 0; row < rows * num_heads; ++row) {
-    scratch.maximum[row] = -INFINITY;
-    scratch.sum[row] = 0;
-  }
-  memset(scratch.output, 0, size_t(num_heads) * rows * head_size * sizeof(float));
-  for (int page = first_tile_page(queries); page < queries.end_page; page += kKeyTilePages) {
-    for (int i = 0; i < num_heads; ++i) {
-      KeyTilePlace place{&queries, item.first_head + i, page}, next{&queries, place.head + 1, page};
-      if (next.head == item.end_head) next = {&queries, item.first_head, page + kKeyTilePages};
-      if (next.page >= queries.end_page) {
-        next = {&next_item.queries, next_item.first_head, first_tile_page(next_item.queries)};
-      }
-      KeyTile tile = key_tile(args.kv, place, next);
-      attend_key_tile(args, queries, tile, group, page, rows_from(scratch, i * rows, head_size));
+  TilePages pages{}, next_pages = tile_pages(args.kv, queries, queries.first_key_tile() + part.first / num_heads);
+  for (int number = part.first; number < part.end; ++number) {
+    int head = number % num_heads, index = queries.first_key_tile() + number / num_heads;
+    if (head == 0 || number == part.first) {
+      pages = next_pages;
+      if (index + 1 < queries.end_key_tile()) next_pages = tile_pages(args.kv, queries, index + 1);
     }
-  }
-  for (int i = 0; i < num_heads; ++i) {
-    AttentionScratch part = rows_from(scratch, i * rows, head_size);
-    store_outputs(args, queries, item.first_head + i, group, part.output, part.sum);
+    Place place{&pages, part.first_head + head}, next{&pages, place.head + 1};
+    if (head + 1 == num_heads) next = {&next_pages, part.first_head};
+    if (number + 1 == part.end) next = after;
+    KeyTile tile = key_tile<Pages>(args.kv, queries, index, place, next);
+    attend_key_tile<Pages, prefetches>(args, queries, tile, index, head, scratch, states_of(index, place.head));
   }
 }
 
-inline void attention(const AttentionArgs& args, ThreadShare share) {
-  AttentionScratch scratch = attention_scratch(args.scratch, args.num_heads, args.kv.head_size);
+// No keys seen yet; a sink takes part as a key without a value.
+inline void start(const AttentionArgs& args, const QueryTile& queries, int head, const RowStates& states) {
+  int group = args.num_heads / args.kv.num_kv_heads, rows = queries.num_tokens * group;
+  clear(states, rows, args.kv.head_size);
+  if (!args.sinks) return;
+  for (int row = 0; row < rows; ++row) {
+    states.maximum[row] = args.sinks[head * group + row % group] * kLog2E;
+    states.sum[row] = 1.0f;
+  }
+}
+
+// Heads [first_head, end_head) with all their keys.
+template <class Pages, bool prefetches>
+inline void attend_heads(const AttentionArgs& args, const QueryTile& queries, int first_head, int end_head,
+                         const Place& after, const AttentionScratch& scratch) {
+  int group = args.num_heads / args.kv.num_kv_heads, rows = queries.num_tokens * group;
+  auto states_of = [&](int, int head) {
+    return row_states(scratch.states + (head - first_head) * row_states_floats(rows, args.kv.head_size), rows);
+  };
+  for (int head = first_head; head < end_head; ++head) start(args, queries, head, states_of(0, head));
+  int num_key_tiles = queries.end_key_tile() - queries.first_key_tile();
+  Part part{queries, first_head, end_head, 0, num_key_tiles * (end_head - first_head)};
+  attend<Pages, prefetches>(args, part, after, scratch, states_of);
+  for (int head = first_head; head < end_head; ++head) store_outputs(args, queries, head, group, states_of(0, head));
+}
+
+// A part of a query tile that several threads share. Whoever is last merges what all have left.
+template <class Pages>
+inline void attend_shared(const AttentionArgs& args, const Item& item, const Place& after,
+                          const AttentionScratch& scratch, int num_threads) {
+  const QueryTile& queries = item.queries;
+  int num_heads = args.kv.num_kv_heads, head_size = args.kv.head_size, group = args.num_heads / num_heads;
+  int rows = queries.num_tokens * group, first_key_tile = queries.first_key_tile();
+  Slot slot = slot_at(args, item.slot, num_threads);
+  int64_t floats = row_states_floats(rows, head_size);
+  auto left_by = [&](int key_tile, int head) {
+    return row_states(slot.states + ((key_tile - first_key_tile) * num_heads + head) * floats, rows);
+  };
+  attend<Pages, true>(args, {queries, 0, num_heads, item.first, item.end}, after, scratch, [&](int key_tile, int head) {
+    clear(left_by(key_tile, head), rows, head_size);
+    return left_by(key_tile, head);
+  });
+  if (__atomic_add_fetch(slot.counter, 1, __ATOMIC_ACQ_REL) != uint32_t(item.sharers)) return;
+  __atomic_store_n(slot.counter, 0, __ATOMIC_RELAXED);
+  RowStates states = row_states(scratch.states, rows);
+  for (int head = 0; head < num_heads; ++head) {
+    start(args, queries, head, states);
+    for (int key_tile = first_key_tile; key_tile < queries.end_key_tile(); ++key_tile) {
+      merge(states, left_by(key_tile, head), rows, head_size, scratch.factors);
+    }
+    store_outputs(args, queries, head, group, states);
+  }
+}
+
+template <class Pages>
+inline void attend_item(const AttentionArgs& args, const Item& item, const Place& after,
+                        const AttentionScratch& scratch, int num_threads) {
+  const QueryTile& queries = item.queries;
+  if (item.slot >= 0) return attend_shared<Pages>(args, item, after, scratch, num_threads);
+  if (has_few_rows(args, queries)) {
+    return attend_heads<Pages, true>(args, queries, 0, args.kv.num_kv_heads, after, scratch);
+  }
+  int rows = queries.num_tokens * (args.num_heads / args.kv.num_kv_heads);
+  int at_once = scratch_rows(args.num_heads) / rows;
+  for (int head = item.first; head < item.end; head += at_once) {
+    int end_head = head + at_once < item.end ? head + at_once : item.end;
+    attend_heads<Pages, false>(args, queries, head, end_head, after, scratch);
+  }
+}
+
+inline TilePages first_pages(const AttentionArgs& args, const Item& item) {
+  int key_tile = has_few_rows(args, item.queries) ? item.first / args.kv.num_kv_heads : 0;
+  return tile_pages(args.kv, item.queries, item.queries.first_key_tile() + key_tile);
+}
+
+template <class Pages>
+inline void attention_over(const AttentionArgs& args, ThreadShare share) {
+  AttentionScratch scratch = attention_scratch(args);
   Item current;
   bool has_current = false;
   for_each_item(args, share, [&](const Item& next) {
-    if (has_current) attend(args, current, next, scratch);
+    if (has_current) {
+      TilePages pages = first_pages(args, next);
+      attend_item<Pages>(args, current, {&pages, next.first % args.kv.num_kv_heads}, scratch, share.num_threads);
+    }
     current = next;
     has_current = true;
   });
-  if (has_current) attend(args, current, current, scratch);
+  TilePages none{0, 0, {}};
+  if (has_current) attend_item<Pages>(args, current, {&none, 0}, scratch, share.num_threads);
 }
+
+inline void attention(const AttentionArgs& args, ThreadShare share) { attention_over<Bf16Pages>(args, share); }
 
 }  // namespace
 }  // namespace octavo

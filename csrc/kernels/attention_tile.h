@@ -1,62 +1,78 @@
 // One key tile of attention for some rows of one key/value head: scores, their softmax, and the weighted values, all in
-// register tiles straight on the pages.
+// register tiles straight on the pages. `Pages` is how elements are stored and multiplied: kv_bf16.h, kv_int8.h.
 #pragma once
-#include "attention_items.h"
+#include "attention_rows.h"
+#include "kv_bf16.h"
 #include "math.h"
-#include "pair_product.h"
 #include "vec.h"
 
 namespace octavo {
 namespace {
 
-constexpr float kLog2E = 1.44269504f;
-constexpr int kKeyTilePages = 4;
-constexpr int kKeyTile = kKeyTilePages * kPage;  // tokens
-constexpr int64_t kWeightsStride = kKeyTile * int64_t(sizeof(float) / sizeof(Left));
+template <class Pages>
+constexpr int64_t kWeightsStride = kKeyTile * int64_t(sizeof(float) / sizeof(typename Pages::Left));
 
-// ---- scores = q k ------------------------------------------------------------------------------------------------
-
-// The pages of a key tile that a query tile looks at; `first` and `end` count pages of the key tile.
+// The pages of a key tile that a query tile looks at, of one key/value head; `first` and `end` count pages of the tile.
 struct KeyTile {
   int first;
   int end;
-  int num_tokens;  // stored in these pages by the last query's position
-  const uint16_t* keys[kKeyTilePages];
-  const uint16_t* values[kKeyTilePages];
-  int64_t keys_to_values;                // elements
+  int num_tokens;  // stored from page `first` on by the last query's position
+  const uint8_t* keys[kKeyTilePages];
+  int64_t keys_to_values;                 // bytes
   int64_t values_to_next[kKeyTilePages];  // to the keys that are needed next, or 0: for prefetching
+  float key_scales[kKeyTile];             // where elements are integers
+  float value_scales[kKeyTile];
 };
 
-template <int rows, int pages>
-[[gnu::noinline]] void score_pages(const Left* q, int head_size, const uint16_t* const* keys, int64_t ahead,
-                                   float* scores) {
+// Of the rows of one key/value head: what a key tile leaves.
+struct TileRows {
+  float* scores;        // [rows, kKeyTile], to base 2; weights replace them in place, as Left
+  float* maximum;       // largest score
+  float* sum;           // of 2^(score - maximum)
+  float* weight_scale;  // what weights count, where they are integers
+};
+
+// ---- scores = q k ------------------------------------------------------------------------------------------------
+
+template <class Pages, int rows, int pages, bool prefetches>
+[[gnu::noinline]] void score_pages(const typename Pages::Left* q, int head_size, const uint8_t* const* keys,
+                                   int64_t ahead, const float* q_scales, const float* key_scales, float* scores) {
+  using Element = typename Pages::Element;
   constexpr int vectors_per_page = kPage / F32::width, vectors = pages * vectors_per_page;
-  const uint16_t* right[vectors];
-  F32 sum[rows][vectors];
+  const Element* right[vectors];
+  typename Pages::Sum sum[rows][vectors];
 #pragma GCC unroll 16
-  for (int v = 0; v < vectors; ++v) right[v] = keys[v / vectors_per_page] + v % vectors_per_page * (2 * F32::width);
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) sum[r][v] = F32::zero();
+  for (int v = 0; v < vectors; ++v) {
+    right[v] = reinterpret_cast<const Element*>(keys[v / vectors_per_page]) + v % vectors_per_page * (2 * F32::width);
   }
-  add_pair_products<rows, vectors>(sum, q, head_size, right, 2 * kPage, head_size / 2, ahead);
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) sum[r][v].store(scores + r * kKeyTile + v * F32::width);
+    for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
+  }
+  Pages::template add_products<rows, vectors, prefetches>(sum, q, head_size, right, 2 * kPage, head_size / 2, ahead);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
+      Pages::score(sum[r][v], q_scales + r, key_scales + v * F32::width).store(scores + r * kKeyTile + v * F32::width);
+    }
   }
 }
 
-template <int rows>
-inline void score_rows(const Left* q, int head_size, const KeyTile& tile, float* scores) {
+// Scores whole groups of pages; where a group reaches beyond the tile's pages it takes one of them again, to be masked.
+template <class Pages, int rows, bool prefetches>
+inline void score_rows(const typename Pages::Left* q, const float* q_scales, int head_size, const KeyTile& tile,
+                       float* scores) {
   constexpr int at_once = tile_vectors(rows) * F32::width / kPage;
-  int page = tile.first;
-  for (; page + at_once <= tile.end; page += at_once) {
-    score_pages<rows, at_once>(q, head_size, tile.keys + page, tile.keys_to_values, scores + page * kPage);
-  }
-  for (; page < tile.end; ++page) {
-    score_pages<rows, 1>(q, head_size, tile.keys + page, tile.keys_to_values, scores + page * kPage);
+  for (int page = tile.first / at_once * at_once; page < tile.end; page += at_once) {
+    const uint8_t* keys[at_once];
+    for (int i = 0; i < at_once; ++i) {
+      int wanted = page + i;
+      keys[i] = tile.keys[wanted < tile.first ? tile.first : wanted < tile.end ? wanted : tile.end - 1];
+    }
+    score_pages<Pages, rows, at_once, prefetches>(q, head_size, keys, tile.keys_to_values, q_scales,
+                                                  tile.key_scales + page * kPage, scores + page * kPage);
   }
 }
 
@@ -67,106 +83,127 @@ inline void cap_scores(float* scores, int first, int end, float softcap) {
   for (int i = first; i < end; i += F32::width) (cap * tanh(F32::load(scores + i) * inverse)).store(scores + i);
 }
 
-// One row of scores [first, end) of a key tile, of which it sees [first_seen, end_seen), to weights in place. Returns
-// the correction. Sums by position within a page, so that what lies before `first` and after `end` need not be there.
-inline float softmax_row(float* scores, int first, int end, int first_seen, int end_seen, float* maximum, float* sum) {
-  constexpr int width = F32::width, vectors = kPage / width;
+// Two pages at a time, so that a vector of narrow weights is whole.
+constexpr int kSoftmaxStep = 2 * kPage;
+
+// One row of scores, of which it sees [first_seen, end_seen), to weights in place over whole steps from `first` to `end`.
+// Sums by position within a step, so that what lies before and after need not be there.
+template <class Pages>
+inline void softmax_row(const TileRows& tile_rows, int row, int first, int end, int first_seen, int end_seen,
+                        const float* value_scales) {
+  constexpr int width = F32::width, vectors = kSoftmaxStep / width;
+  float* scores = tile_rows.scores + row * kKeyTile;
   if (first_seen < first) first_seen = first;
   if (end_seen > end) end_seen = end;
   for (int i = first; i < first_seen && i < end; ++i) scores[i] = -INFINITY;
   for (int i = end_seen > first ? end_seen : first; i < end; ++i) scores[i] = -INFINITY;
-  F32 largest = F32::set1(*maximum);
-  for (int i = first; i < end; i += width) largest = max(F32::load(scores + i), largest);
-  float new_maximum = largest.max();
-  float base = new_maximum == -INFINITY ? 0.0f : new_maximum;
-  F32 bases = F32::set1(base), sums[vectors];
+  F32 largest[2] = {F32::set1(-INFINITY), F32::set1(-INFINITY)};
+  for (int i = first; i < end; i += 2 * width) {
+    largest[0] = max(F32::load(scores + i), largest[0]);
+    largest[1] = max(F32::load(scores + i + width), largest[1]);
+  }
+  float maximum = max(largest[0], largest[1]).max();
+  F32 base = F32::set1(maximum == -INFINITY ? 0.0f : maximum), sums[vectors];
   for (int v = 0; v < vectors; ++v) sums[v] = F32::zero();
-  Left* weights = reinterpret_cast<Left*>(scores);
-  for (int i = first; i < end; i += kPage) {
+  typename Pages::Weights weights(scores, value_scales);
+  for (int i = first; i < end; i += kSoftmaxStep) {
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) {
-      F32 weight = exp2(F32::load(scores + i + v * width) - bases);
-      sums[v] = sums[v] + weight;
-      store_left(weight, weights + i + v * width);
+    for (int v = 0; v < vectors; v += 2) {
+      F32 one = exp2(F32::load(scores + i + v * width) - base);
+      F32 other = exp2(F32::load(scores + i + (v + 1) * width) - base);
+      sums[v] = sums[v] + one;
+      sums[v + 1] = sums[v + 1] + other;
+      weights.put(i + v * width, one, other);
     }
   }
   for (int v = 1; v < vectors; ++v) sums[0] = sums[0] + sums[v];
-  float correction = 1.0f;
-  if (new_maximum != *maximum) {
-    float lanes[width];
-    exp2(F32::set1(*maximum - base)).store(lanes);
-    correction = lanes[0];
-  }
-  *maximum = new_maximum;
-  *sum = *sum * correction + sums[0].sum();
-  return correction;
+  tile_rows.maximum[row] = maximum;
+  tile_rows.sum[row] = sums[0].sum();
+  tile_rows.weight_scale[row] = weights.finish(first, end);
 }
 
-// ---- output = correction * output + weights v --------------------------------------------------------------------
+// ---- output = keep * output + add * weights v --------------------------------------------------------------------
 
-template <int rows, int vectors>
-[[gnu::noinline]] void add_value_vectors(const Left* weights, const float* correction, const KeyTile& tile,
-                                         int head_size, int column, float* output) {
-  F32 sum[rows][vectors];
+template <class Pages, int rows, int vectors, bool prefetches>
+[[gnu::noinline]] void add_value_vectors(const TileRows& tile_rows, int row, const MergeFactors& factors,
+                                         const KeyTile& tile, int head_size, int column, float* output) {
+  using Left = typename Pages::Left;
+  using Element = typename Pages::Element;
+  const Left* weights = reinterpret_cast<const Left*>(tile_rows.scores + row * kKeyTile);
+  typename Pages::Sum sum[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) {
-      sum[r][v] = F32::load(output + r * head_size + column + v * F32::width) * F32::set1(correction[r]);
-    }
+    for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
   }
-  const uint16_t* right[vectors];
+  const Element* right[vectors];
   int tokens = tile.num_tokens;
   for (int page = tile.first; page < tile.end; ++page, tokens -= kPage) {
+    const Element* values = reinterpret_cast<const Element*>(tile.keys[page] + tile.keys_to_values);
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) right[v] = tile.values[page] + 2 * (column + v * F32::width);
+    for (int v = 0; v < vectors; ++v) right[v] = values + 2 * (column + v * F32::width);
     const Left* page_weights = weights + page * kPage;
-    int pairs = tokens < kPage ? tokens / 2 : kPage / 2;
-    add_pair_products<rows, vectors>(sum, page_weights, kWeightsStride, right, 2 * head_size, pairs,
-                                     tile.values_to_next[page]);
-    if (tokens < kPage && tokens % 2 == 1) {
+    int num_tokens = tokens < kPage ? tokens : kPage;
+    Pages::template add_products<rows, vectors, prefetches>(sum, page_weights, kWeightsStride<Pages>, right,
+                                                            2 * head_size, num_tokens / 2, tile.values_to_next[page]);
+    if (num_tokens % 2 == 1) {
 #pragma GCC unroll 16
-      for (int v = 0; v < vectors; ++v) right[v] += pairs * 2 * head_size;
-      add_half_pair_product<rows, vectors>(sum, page_weights + 2 * pairs, kWeightsStride, right);
+      for (int v = 0; v < vectors; ++v) right[v] += num_tokens / 2 * (2 * head_size);
+      Pages::template add_first_products<rows, vectors>(sum, page_weights + num_tokens - 1, kWeightsStride<Pages>, right);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
+    float keep = factors.keep[row + r], add = factors.add[row + r];
+    float* dst = output + int64_t(row + r) * head_size + column;
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) sum[r][v].store(output + r * head_size + column + v * F32::width);
+    for (int v = 0; v < vectors; ++v) {
+      F32 part = Pages::output(sum[r][v], tile_rows.weight_scale[row + r]);
+      merged_output(F32::load(dst + v * F32::width), part, keep, add).store(dst + v * F32::width);
+    }
   }
 }
 
 // The columns a vector is too wide for.
-inline void add_value_column(const Left* weights, float correction, const KeyTile& tile, int head_size, int column,
-                             float* output) {
-  float sum = output[column] * correction;
+template <class Pages>
+inline void add_value_column(const TileRows& tile_rows, int row, const MergeFactors& factors, const KeyTile& tile,
+                             int head_size, int column, float* output) {
+  using Left = typename Pages::Left;
+  using Element = typename Pages::Element;
+  const Left* weights = reinterpret_cast<const Left*>(tile_rows.scores + row * kKeyTile) + tile.first * kPage;
+  float sum = 0;
   for (int token = 0; token < tile.num_tokens; ++token) {
-    const uint16_t* values = tile.values[tile.first + token / kPage] + token % kPage / 2 * (2 * head_size);
-    sum += left_to_float(weights[tile.first * kPage + token]) * bf16_to_float(values[2 * column + token % 2]);
+    const uint8_t* values = tile.keys[tile.first + token / kPage] + tile.keys_to_values;
+    const Element* pair = reinterpret_cast<const Element*>(values) + token % kPage / 2 * (2 * head_size) + 2 * column;
+    sum += Pages::product(weights[token], pair[token % 2]);
   }
-  output[column] = sum;
+  float* dst = output + int64_t(row) * head_size + column;
+  sum = Pages::output(sum, tile_rows.weight_scale[row]);
+  *dst = merged_output(*dst, sum, factors.keep[row], factors.add[row]);
 }
 
-template <int rows, int vectors>
-inline int add_value_vectors_from(int column, const Left* weights, const float* correction, const KeyTile& tile,
-                                  int head_size, float* output) {
+template <class Pages, int rows, int vectors, bool prefetches>
+inline int add_value_vectors_from(int column, const TileRows& tile_rows, int row, const MergeFactors& factors,
+                                  const KeyTile& tile, int head_size, float* output) {
   for (; column + vectors * F32::width <= head_size; column += vectors * F32::width) {
-    add_value_vectors<rows, vectors>(weights, correction, tile, head_size, column, output);
+    add_value_vectors<Pages, rows, vectors, prefetches>(tile_rows, row, factors, tile, head_size, column, output);
   }
   if constexpr (vectors > 1) {
-    column = add_value_vectors_from<rows, vectors / 2>(column, weights, correction, tile, head_size, output);
+    column = add_value_vectors_from<Pages, rows, vectors / 2, prefetches>(column, tile_rows, row, factors, tile,
+                                                                          head_size, output);
   }
   return column;
 }
 
-template <int rows>
-inline void add_values(const Left* weights, const float* correction, const KeyTile& tile, int head_size,
-                       float* output) {
-  int column = add_value_vectors_from<rows, tile_vectors(rows)>(0, weights, correction, tile, head_size, output);
+// For rows [row, row + rows) of the key/value head whose output begins at `output`.
+template <class Pages, int rows, bool prefetches>
+inline void add_values(const TileRows& tile_rows, int row, const MergeFactors& factors, const KeyTile& tile,
+                       int head_size, float* output) {
+  int column = add_value_vectors_from<Pages, rows, tile_vectors(rows), prefetches>(0, tile_rows, row, factors, tile,
+                                                                                   head_size, output);
   for (; column < head_size; ++column) {
     for (int r = 0; r < rows; ++r) {
-      add_value_column(weights + r * kWeightsStride, correction[r], tile, head_size, column, output + r * head_size);
+      add_value_column<Pages>(tile_rows, row + r, factors, tile, head_size, column, output);
     }
   }
 }

@@ -109,11 +109,15 @@ struct GatedLinearArgs {
 // KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head g (heads adjacent, all K
 // first, then all V): K as [C / 2][16 tokens][2] bf16, V as [16 / 2 token pairs][C][2] bf16. Zero when created.
 struct KvLayer {
-  uint16_t* data;
-  int64_t page_elements;  // 2 * G * 16 * C
+  uint8_t* data;
+  int64_t head_bytes;  // of keys or values of one head in a page
+  int64_t page_bytes;  // 2 * G * head_bytes
   int32_t num_kv_heads;
   int32_t head_size;
   int32_t window;  // a query sees the last `window` positions, itself included; 0: all
+
+  int64_t keys_offset(int head) const { return head * head_bytes; }
+  int64_t keys_to_values() const { return num_kv_heads * head_bytes; }
 };
 
 struct Batch {  // the ragged batch of the step, with the block table of one group of layers
@@ -145,9 +149,11 @@ struct AttentionArgs {
   int num_heads;
   float scale;
   float softcap;
+  const float* sinks;  // [H] or nullptr
   KvLayer kv;
   Batch batch;
   uint8_t* scratch;  // of this thread alone: attention_scratch_bytes(), 64-byte aligned
+  uint8_t* shared;   // of all threads: attention_shared_bytes(), 64-byte aligned, zero at first
 };
 
 // Where the log probabilities of a row go.
@@ -197,6 +203,7 @@ struct Kernels {
   void (*gated_linear)(const GatedLinearArgs&, ThreadShare);
   void (*rope_kv)(const RopeKvArgs&, ThreadShare);
   int64_t (*attention_scratch_bytes)(int num_heads, int num_kv_heads, int head_size);  // per thread
+  int64_t (*attention_shared_bytes)(int num_heads, int num_kv_heads, int head_size, int max_blocks, int num_threads);
   void (*attention)(const AttentionArgs&, ThreadShare);
   // Changes the row of logits in place, then draws one token (or takes the one to be scored) and reports on it.
   int32_t (*sample)(float* logits, int64_t num_logits, const SampleRow&, const SampleScratch&);

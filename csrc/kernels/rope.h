@@ -65,21 +65,21 @@ inline void norm_and_rotate(float* x, const RopeKvArgs& args, const float* norm,
   if (args.rotary.data) rotate_pairs(x, args.rotary.data + token * args.rotary.stride, args.rotary.columns / 2);
 }
 
-inline uint16_t* page_of(const KvLayer& kv, const int32_t* block_table, int position) {
-  return kv.data + block_table[position / OCT_BLOCK_TOKENS] * kv.page_elements;
+inline uint8_t* page_of(const KvLayer& kv, const int32_t* block_table, int position) {
+  return kv.data + block_table[position / OCT_BLOCK_TOKENS] * kv.page_bytes;
 }
-inline int64_t head_elements(const KvLayer& kv) { return int64_t(OCT_BLOCK_TOKENS) * kv.head_size; }
 
-inline void store_key(const float* k, const KvLayer& kv, uint16_t* page, int kv_head, int slot) {
-  uint16_t* dst = page + kv_head * head_elements(kv) + 2 * slot;
+inline void store_key(const float* k, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
+  uint16_t* dst = reinterpret_cast<uint16_t*>(page + kv.keys_offset(kv_head)) + 2 * slot;
   for (int c = 0; c < kv.head_size; c += 2) {
     dst[c * OCT_BLOCK_TOKENS] = float_to_bf16(k[c]);
     dst[c * OCT_BLOCK_TOKENS + 1] = float_to_bf16(k[c + 1]);
   }
 }
 
-inline void store_value(const float* v, const KvLayer& kv, uint16_t* page, int kv_head, int slot) {
-  uint16_t* dst = page + (kv.num_kv_heads + kv_head) * head_elements(kv) + slot / 2 * (2 * kv.head_size) + slot % 2;
+inline void store_value(const float* v, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
+  uint8_t* values = page + kv.keys_offset(kv_head) + kv.keys_to_values();
+  uint16_t* dst = reinterpret_cast<uint16_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
   for (int c = 0; c < kv.head_size; ++c) dst[2 * c] = float_to_bf16(v[c]);
 }
 
@@ -91,7 +91,7 @@ inline void rope_kv_head(const RopeKvArgs& args, const int32_t* block_table, int
     return;
   }
   int position = args.batch.positions[token];
-  uint16_t* page = page_of(args.kv, block_table, position);
+  uint8_t* page = page_of(args.kv, block_table, position);
   int kv_head = head - args.num_heads, slot = position % OCT_BLOCK_TOKENS;
   if (kv_head < args.kv.num_kv_heads) {
     norm_and_rotate(x, args, args.k_norm, token);

@@ -31,6 +31,7 @@ constexpr Kernels kernel_table(const char* name) {
   table.gated_linear = gated_linear;
   table.rope_kv = rope_kv;
   table.attention_scratch_bytes = attention_scratch_bytes;
+  table.attention_shared_bytes = attention_shared_bytes;
   table.attention = attention;
   table.sample = sample;
   table.run_peak = run_peak;

@@ -123,7 +123,8 @@ class Attention(Tensor):
     """Causal attention of q_T(HC) over the request's keys and values, those of this step included.
 
     k_T(GC) and v_T(GC) are stored in the KV cache under `kv` first. scores = scale * q.k; with `softcap`,
-    scores = softcap * tanh(scores / softcap). Query head h reads key/value head h // (H / G).
+    scores = softcap * tanh(scores / softcap). Query head h reads key/value head h // (H / G). With `sinks`, a vector of
+    H, the softmax of head h has one more score, sinks[h], of a key without a value.
     """
 
     q: Tensor
@@ -133,6 +134,7 @@ class Attention(Tensor):
     num_heads: int
     scale: float
     softcap: float | None = None
+    sinks: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,6 +174,7 @@ class Ops(Protocol):
         num_heads: int,
         scale: float,
         softcap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Tensor: ...
     def select_rows(self, x: Tensor) -> Tensor: ...
     def logits(self, x: Tensor, weight: Weight, *, softcap: float | None = None) -> Tensor: ...

@@ -130,9 +130,12 @@ class Tracer:
         num_heads: int,
         scale: float,
         softcap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Tensor:
         self._check_attention(q, k, v, kv, num_heads)
-        return self._record(Attention(q.columns, q, k, v, kv, num_heads, scale, softcap), q, k, v)
+        if sinks is not None:
+            self._vector(sinks, num_heads, "attention")
+        return self._record(Attention(q.columns, q, k, v, kv, num_heads, scale, softcap, sinks), q, k, v)
 
     def select_rows(self, x: Tensor) -> Tensor:
         _require(x not in self._selected, "select_rows: the rows are already selected")

@@ -65,6 +65,7 @@ class Eager:
         num_heads: int,
         scale: float,
         softcap: float | None = None,
+        sinks: Weight | None = None,
     ) -> Tensor:
         group = num_heads // kv.num_kv_heads
         q_HTC = q.unflatten(-1, (num_heads, -1)).transpose(0, 1)
@@ -76,7 +77,11 @@ class Eager:
             scores = softcap * torch.tanh(scores / softcap)
         distance = self.positions[:, None] - self.positions[None, :]
         seen = (distance >= 0) & (distance < (kv.window or len(self.positions)))
-        weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            sinks_HT1 = self.weights[sinks.name].to(scores)[:, None, None].expand(-1, len(self.positions), 1)
+            scores = torch.cat((scores, sinks_HT1), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : len(self.positions)]
         return (weights @ v_HTC).transpose(0, 1).flatten(-2)
 
     def select_rows(self, x: Tensor) -> Tensor:

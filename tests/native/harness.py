@@ -187,6 +187,7 @@ def run(
         vectors=vectors or {},
         max_tokens=max_tokens or max(step.num_tokens, 1),
         max_logit_rows=max_logit_rows or max(step.num_logit_rows, 1),
+        max_blocks=step.arrays["block_tables"].shape[1],
     )
     matrices = {n: program.buffer(n) for n, buffer in enumerate(buffers) if buffer.kind is F32}
     for number, matrix in matrices.items():

@@ -31,7 +31,13 @@ def rope(x_THC: Tensor, table: Tensor) -> Tensor:
 
 
 def attention(
-    q_THC: Tensor, k_TGC: Tensor, v_TGC: Tensor, scale: float, window: int | None = None, softcap: float | None = None
+    q_THC: Tensor,
+    k_TGC: Tensor,
+    v_TGC: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Of a whole request from position 0: [T, H, C]."""
     group = q_THC.shape[1] // k_TGC.shape[1]
@@ -41,7 +47,10 @@ def attention(
     positions = torch.arange(len(q_THC))
     distance = positions[:, None] - positions[None, :]
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks_H is not None:
+        scores = torch.cat((scores, sinks_H[:, None, None].expand(-1, len(q_THC), 1)), -1)
+    weights = scores.softmax(-1)[:, :, : len(k_TGC)]
     return torch.einsum("hts,shc->thc", weights, v_TGC.repeat_interleave(group, 1))
 
 

@@ -38,14 +38,22 @@ class Layer:
     kv: KvLayer
     scale: float
     softcap: float | None
+    sinks: FloatArray | None
     cache: KvCache
 
     @classmethod
     def of(
-        cls, heads: int, groups: int, head_size: int, *, window: int | None = None, softcap: float | None = None
+        cls,
+        heads: int,
+        groups: int,
+        head_size: int,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: FloatArray | None = None,
     ) -> Layer:
         kv = KvLayer(0, groups, head_size, window)
-        return cls(heads, kv, head_size**-0.5, softcap, kv_cache([kv], 100))
+        return cls(heads, kv, head_size**-0.5, softcap, sinks, kv_cache([kv], 100))
 
     @property
     def qkv_columns(self) -> int:
@@ -59,16 +67,18 @@ class Layer:
 
     def step(self, context: Context, chunks: Sequence[Chunk], qkv: Sequence[FloatArray]) -> list[FloatArray]:
         columns = self.num_heads * self.kv.head_size
+        has_sinks = self.sinks is not None
         rows = np.concatenate(qkv) if qkv else np.zeros((0, self.qkv_columns), np.float32)
         found = run(
             context,
             [Buffer(F32, self.qkv_columns), Buffer(F32, columns)],
             [
                 RopeKv(0, None, self.num_heads, self.kv),
-                Attention(0, 1, self.num_heads, self.kv, self.scale, self.softcap),
+                Attention(0, 1, self.num_heads, self.kv, self.scale, self.softcap, "sinks" if has_sinks else None),
             ],
             Step(chunks),
             inputs={0: rows},
+            vectors={"sinks": self.sinks} if self.sinks is not None else {},
             kv=self.cache,
         ).buffers[1]
         return np.split(found, np.cumsum([len(part) for part in qkv])[:-1]) if qkv else []
@@ -81,7 +91,8 @@ class Layer:
         if isa == "avx512":  # multiplies bf16
             q = q.bfloat16()
         k, v = x[:, self.num_heads :].bfloat16().tensor_split([groups], 1)
-        out = attention(q.double(), k.double(), v.double(), 1 / unit, self.kv.window, self.softcap)
+        sinks = torch.from_numpy(self.sinks).double() if self.sinks is not None else None
+        out = attention(q.double(), k.double(), v.double(), 1 / unit, self.kv.window, self.softcap, sinks)
         found: npt.NDArray[np.float64] = out.reshape(len(qkv), -1).numpy()
         return found
 
@@ -157,6 +168,48 @@ def test_a_request_is_the_same_in_any_company(
             context = contexts[first // chunk_size % 3]
             found = layer.step(context, chunks, parts)[next(i for i, part in enumerate(parts) if part is rows)]
             np.testing.assert_array_equal(found, whole[first : first + chunk_size])
+
+
+SINKS = [pytest.param(8, 2, 64, None, id="whole-context"), pytest.param(10, 1, 32, 40, id="window")]
+
+
+@pytest.mark.parametrize(("heads", "groups", "head_size", "window"), SINKS)
+def test_sinks_take_part_in_the_softmax(
+    contexts: list[Context], heads: int, groups: int, head_size: int, window: int | None, rng: np.random.Generator
+) -> None:
+    """Sinks far below and above the scores too: they change nothing, or leave nothing."""
+    sinks = rng.normal(0, 8, heads).astype(np.float32)
+    sinks[:3] = (-200, 200, 3)
+    layer = Layer.of(heads, groups, head_size, window=window, sinks=sinks)
+    (qkv,) = layer.requests(rng, [300])
+    (blocks,) = shuffled_blocks(rng, [300])
+    (whole,) = layer.step(contexts[0], [Chunk(300, 0, blocks)], [qkv])
+    np.testing.assert_allclose(whole, layer.expected(qkv, contexts[0].isa), atol=tolerance(contexts[0]))
+    for context in contexts:
+        (last,) = layer.step(context, [Chunk(1, 299, blocks)], [qkv[-1:]])
+        np.testing.assert_array_equal(last[0], whole[-1])
+
+
+@pytest.mark.parametrize(("heads", "groups", "window"), [(9, 3, None), (4, 1, 700), (5, 5, None)])
+def test_threads_that_share_a_long_request_change_no_bit(
+    isa: str, heads: int, groups: int, window: int | None, rng: np.random.Generator
+) -> None:
+    """One or two long requests among many threads: their keys are cut, and the parts merged."""
+    layer = Layer.of(heads, groups, 32, window=window)
+    lengths = [1000, 300]
+    qkv = layer.requests(rng, lengths)
+    blocks = shuffled_blocks(rng, lengths)
+    alone = Context(isa, 1)
+    whole = layer.step(alone, [Chunk(n, 0, b) for n, b in zip(lengths, blocks, strict=True)], qkv)
+    for num_threads in (2, 3, 5, 8):
+        context = Context(isa, num_threads)
+        for requests in ([0], [1, 0]):
+            for num_tokens in (1, 3):
+                chunks = [Chunk(num_tokens, lengths[r] - num_tokens, blocks[r]) for r in requests]
+                found = layer.step(context, chunks, [qkv[r][-num_tokens:] for r in requests])
+                for part, request in zip(found, requests, strict=True):
+                    np.testing.assert_array_equal(part, whole[request][-num_tokens:])
+        context.close()
 
 
 def test_many_decodes_at_once(contexts: list[Context], rng: np.random.Generator) -> None:

@@ -65,6 +65,7 @@ def small() -> Callable[..., Program]:
             vectors={"ones": np.ones(64, np.float32)},
             max_tokens=max_tokens,
             max_logit_rows=max_logit_rows,
+            max_blocks=4,
         )
 
     return make

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from octavo.backends.native.library import FloatArray
-from octavo.graph.ops import Model, Weight
+from octavo.graph.ops import Model, Ops, Tensor, Weight
 from octavo.models.config import ModelConfig
 from octavo.models.gemma3 import Gemma3
 from octavo.models.llama import Llama
@@ -48,10 +49,39 @@ GEMMA = ModelConfig(
     attention_softcap=30.0,
     logits_softcap=20.0,
 )
+
+
+class LlamaWithSinks(Llama):
+    """Llama whose attention has a sink for each head, as that of gpt-oss."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.sinks = [Weight(f"sinks.{index}", (config.num_heads,)) for index in range(config.num_layers)]
+        self.weights = (*self.weights, *self.sinks)
+
+    def layer(self, ops: Ops, index: int, x: Tensor) -> Tensor:
+        return super().layer(cast(Ops, _SinkOps(ops, self.sinks[index])), index, x)
+
+
+class _SinkOps:
+    """Operations whose attention takes part with sinks."""
+
+    def __init__(self, ops: Ops, sinks: Weight) -> None:
+        self._ops = ops
+        self._sinks = sinks
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._ops, name)
+
+    def attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._ops.attention(*args, **kwargs, sinks=self._sinks)
+
+
 FAMILIES: dict[str, Callable[[], Model]] = {
     "llama": lambda: Llama(LLAMA),
     "qwen2": lambda: Qwen2(LLAMA),
     "gemma3": lambda: Gemma3(GEMMA),
+    "sinks": lambda: LlamaWithSinks(LLAMA),
 }
 
 

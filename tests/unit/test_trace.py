@@ -20,9 +20,10 @@ ROTARY = Rotary((1.0, 0.5))
 Layer = Callable[[Ops, Tensor], Tensor]
 
 
-def attend(ops: Ops, x: Tensor, kv: KvLayer = KV) -> Tensor:
+def attend(ops: Ops, x: Tensor, kv: KvLayer = KV, sinks: Weight | None = None) -> Tensor:
     narrow = ops.linear(x, Weight("narrow", (4, 8)))
-    return ops.add(x, ops.attention(ops.rope(x, ROTARY, num_heads=2), narrow, narrow, kv=kv, num_heads=2, scale=1.0))
+    q = ops.rope(x, ROTARY, num_heads=2)
+    return ops.add(x, ops.attention(q, narrow, narrow, kv=kv, num_heads=2, scale=1.0, sinks=sinks))
 
 
 @dataclass
@@ -80,6 +81,7 @@ WRONG_LAYERS: dict[str, tuple[Layer, str]] = {
     "heads": (lambda ops, x: ops.rope(x, ROTARY, num_heads=3), "8 columns, 3 heads"),
     "keys": (lambda ops, x: ops.attention(x, x, x, kv=KV, num_heads=2, scale=1.0), "keys and values have 8 and 8"),
     "query heads": (lambda ops, x: ops.attention(x, x, x, kv=KV, num_heads=1, scale=1.0), "not 4 wide"),
+    "sinks": (lambda ops, x: attend(ops, x, sinks=Weight("v", (8,))), r"v has shape \(8,\), not \(2,\)"),
     "kv layer": (lambda ops, x: attend(ops, x, KvLayer(1, 1, 4)), "KV layer 1 is not declared"),
     "kv twice": (lambda ops, x: attend(ops, attend(ops, x)), "KV layer 0 is written twice"),
     "selected": (lambda ops, x: ops.add(x, ops.select_rows(x)), "selected rows meet all rows"),

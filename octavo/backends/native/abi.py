@@ -95,6 +95,7 @@ class Attention(Structure):
         ("kv_layer", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("sinks", c_pointer),  # float
     ]
 
 
@@ -199,7 +200,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "oct_kv_cache_destroy": (None, [c_void_p]),
     "oct_program_create": (
         c_void_p,
-        [c_void_p, c_void_p, POINTER(Buffer), c_int, POINTER(Instruction), c_int, c_int, c_int],
+        [c_void_p, c_void_p, POINTER(Buffer), c_int, POINTER(Instruction), c_int, c_int, c_int, c_int],
     ),
     "oct_program_arena_bytes": (c_int64, [c_void_p]),
     "oct_program_buffer": (POINTER(c_float), [c_void_p, c_int]),

@@ -23,8 +23,11 @@ def assemble(
     vectors: Mapping[str, FloatArray],
     max_tokens: int,
     max_logit_rows: int,
+    max_blocks: int = 0,
 ) -> Program:
     """The program of `text` with buffers for `max_tokens` and `max_logit_rows` rows.
+
+    If it attends, then for requests of at most `max_blocks` blocks.
 
     `weights` and `vectors` (contiguous fp32) hold what the instructions name; the program keeps them alive.
     Raises `EngineError` naming the instruction when an operand has the wrong kind, shape or number.
@@ -43,6 +46,7 @@ def assemble(
         assembled,
         max_tokens=max_tokens,
         max_logit_rows=max_logit_rows,
+        max_blocks=max_blocks,
         keep=assembler.kept,
     )
 
@@ -133,6 +137,7 @@ class _Assembler:
             op.kv.index,
             op.scale,
             op.softcap or 0.0,
+            self._vector(op.sinks),
         )
 
     @_operation.register

@@ -109,7 +109,8 @@ class NativeExecutor:
             max_logit_rows=max_num_batched_tokens,
         )
         kv = self._kv_layout.cache(num_blocks)
-        self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_batched_tokens)
+        max_blocks = self._rows.block_tables.shape[2]
+        self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_batched_tokens, max_blocks)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Runs the plan and gives the tokens it sampled and scored, in order.
@@ -137,7 +138,7 @@ class NativeExecutor:
         num_blocks = -(-num_tokens // BLOCK_TOKENS)
         num_groups = len(self.kv_groups)
         kv = self._kv_layout.cache([num_blocks] * num_groups)
-        program = self._assemble(self._text, kv, SCORE_CHUNK_TOKENS, SCORE_CHUNK_TOKENS)
+        program = self._assemble(self._text, kv, SCORE_CHUNK_TOKENS, SCORE_CHUNK_TOKENS, num_blocks)
         arrays = StepArrays(
             max_tokens=SCORE_CHUNK_TOKENS,
             max_requests=1,
@@ -160,7 +161,9 @@ class NativeExecutor:
             weight.close()
         self._context.close()
 
-    def _assemble(self, text: ProgramText, kv: KvCache, max_tokens: int, max_logit_rows: int) -> Program:
+    def _assemble(
+        self, text: ProgramText, kv: KvCache, max_tokens: int, max_logit_rows: int, max_blocks: int
+    ) -> Program:
         return assemble(
             text,
             self._context,
@@ -169,6 +172,7 @@ class NativeExecutor:
             vectors=self._vectors,
             max_tokens=max_tokens,
             max_logit_rows=max_logit_rows,
+            max_blocks=max_blocks,
         )
 
 

@@ -172,6 +172,7 @@ class Attention(Operation):
     kv: KvLayer
     scale: float
     softcap: float | None = None
+    sinks: str | None = None
 
     def reads(self) -> tuple[Access, ...]:
         return (_whole(self.qkv), _kv_layer(self.kv))

@@ -157,7 +157,7 @@ def kv_page_bytes(group: abi.KvGroup) -> int:
 
 
 class Program(_Owner):
-    """Instructions over buffers of at most `max_tokens` and `max_logit_rows` rows.
+    """Instructions over buffers of at most `max_tokens` and `max_logit_rows` rows, for requests of `max_blocks` blocks.
 
     `keep` is whatever the instructions point to (weights, vectors); it lives as long as the program.
     Raises `EngineError` naming the instruction at fault.
@@ -172,6 +172,7 @@ class Program(_Owner):
         *,
         max_tokens: int,
         max_logit_rows: int,
+        max_blocks: int = 0,
         keep: object = None,
     ) -> None:
         handle = library().oct_program_create(
@@ -183,6 +184,7 @@ class Program(_Owner):
             len(instructions),
             max_tokens,
             max_logit_rows,
+            max_blocks,
         )
         super().__init__(_created(handle, EngineError), library().oct_program_destroy)
         self.context = context

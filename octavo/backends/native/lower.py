@@ -238,7 +238,8 @@ def _lower_attention(lowering: _Lowering, node: ops.Attention) -> None:
         )
     )
     dst = lowering.new_buffer(BufferKind.F32, node.columns)
-    lowering.emit(instructions.Attention(qkv, dst, node.num_heads, kv, node.scale, node.softcap))
+    sinks = node.sinks.name if node.sinks is not None else None
+    lowering.emit(instructions.Attention(qkv, dst, node.num_heads, kv, node.scale, node.softcap, sinks))
     lowering.keep(node, dst)
 
 

@@ -1,0 +1,121 @@
+// Keys and values in bf16, in pairs as KV pages are: right[k / 2][n][k % 2]. What they are multiplied with is bf16 where the
+// instruction set multiplies bf16 pairs, fp32 elsewhere.
+#pragma once
+#include "kv_tile.h"
+#include "vec.h"
+#if !defined(OCT_VEC_SCALAR) && !defined(OCT_VEC_AVX512)
+#include "kv_bf16_avx2.h"
+#endif
+
+namespace octavo {
+namespace {
+
+struct Bf16Pages {
+  static constexpr bool has_scales = false;
+  using Element = uint16_t;
+  using Sum = F32;
+#ifdef OCT_VEC_AVX512
+  using Left = uint16_t;
+  static void store_left(F32 value, Left* dst) { value.store_bf16(dst); }
+  static void store_left(float value, Left* dst) { *dst = float_to_bf16(value); }
+  static float left_to_float(Left value) { return bf16_to_float(value); }
+#else
+  using Left = float;
+  static void store_left(F32 value, Left* dst) { value.store(dst); }
+  static void store_left(float value, Left* dst) { *dst = value; }
+  static float left_to_float(Left value) { return value; }
+#endif
+
+  // One row of queries times `scale`.
+  static void store_query(const float* q, int head_size, float scale, Left* dst, float*) {
+    int i = 0;
+    for (; i + F32::width <= head_size; i += F32::width) store_left(F32::load(q + i) * F32::set1(scale), dst + i);
+    for (; i < head_size; ++i) store_left(q[i] * scale, dst + i);
+  }
+
+  // Softmax weights take the place of a row of scores.
+  struct Weights {
+    Left* dst;
+    Weights(float* scores, const float*) : dst(reinterpret_cast<Left*>(scores)) {}
+    void put(int i, F32 one, F32 other) {
+#ifdef OCT_VEC_AVX512
+      _mm512_storeu_si512(dst + i, (__m512i)_mm512_cvtne2ps_pbh(other.v, one.v));
+#else
+      one.store(dst + i);
+      other.store(dst + i + F32::width);
+#endif
+    }
+    float finish(int, int) { return 1.0f; }
+  };
+
+  static F32 score(F32 sum, const float*, const float*) { return sum; }
+  template <class Value>
+  static Value output(Value sum, float) {
+    return sum;
+  }
+  static float product(Left weight, Element value) { return left_to_float(weight) * bf16_to_float(value); }
+
+  // sum[r][v] += left[r][2k] * right[v][k][lane][0] + left[r][2k + 1] * right[v][k][lane][1], k ascending. Vector v
+  // starts at right[v] and advances by right_stride elements a pair. Each element is summed in the same order whatever
+  // the tile. The cache lines `ahead` bytes from those read are prefetched.
+  template <int rows, int vectors, bool prefetches>
+  [[gnu::always_inline]] static void add_products(F32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
+                                                  const Element* const (&right)[vectors], int64_t right_stride,
+                                                  int num_pairs, int64_t ahead) {
+    for (int k = 0; k < num_pairs; ++k) {
+      if constexpr (prefetches) prefetch_step<vectors, 4 * F32::width>(right, k * right_stride, ahead);
+#if defined(OCT_VEC_SCALAR)
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        float even = left[r * left_stride + 2 * k], odd = left[r * left_stride + 2 * k + 1];
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; ++v) {
+          const Element* pair = right[v] + k * right_stride;
+          sum[r][v].v += even * bf16_to_float(pair[0]);
+          sum[r][v].v += odd * bf16_to_float(pair[1]);
+        }
+      }
+#elif defined(OCT_VEC_AVX512)
+      __m512i pairs[vectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) pairs[v] = _mm512_loadu_si512(right[v] + k * right_stride);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        int32_t both;
+        memcpy(&both, left + r * left_stride + 2 * k, sizeof both);
+        __m512i left_pair = _mm512_set1_epi32(both);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+          sum[r][v].v = _mm512_dpbf16_ps(sum[r][v].v, (__m512bh)left_pair, (__m512bh)pairs[v]);
+        }
+      }
+#else
+      add_pair_product(sum, left + 2 * k, left_stride, right, k * right_stride);
+#endif
+    }
+  }
+
+  // The same for one k and the first of its pair only; the second is not looked at, whatever it holds.
+  template <int rows, int vectors>
+  [[gnu::always_inline]] static void add_first_products(F32 (&sum)[rows][vectors], const Left* left,
+                                                        int64_t left_stride, const Element* const (&right)[vectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) {
+#if defined(OCT_VEC_SCALAR)
+        sum[r][v].v += left[r * left_stride] * bf16_to_float(*right[v]);
+#elif defined(OCT_VEC_AVX512)
+        __m512i even = _mm512_and_si512(_mm512_loadu_si512(right[v]), _mm512_set1_epi32(0xffff));
+        __m512i left_even = _mm512_set1_epi32(left[r * left_stride]);
+        sum[r][v].v = _mm512_dpbf16_ps(sum[r][v].v, (__m512bh)left_even, (__m512bh)even);
+#else
+        sum[r][v] = fma(F32::set1(left[r * left_stride]), first_of_pairs(right[v]), sum[r][v]);
+#endif
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace octavo
