@@ -6,8 +6,9 @@ the model and the machine) into the second. Both are frozen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 ActivationDtype = Literal["auto", "bf16", "int8"]
 EvictionPolicy = Literal["lru", "lfu"]
@@ -15,6 +16,14 @@ EvictionPolicy = Literal["lru", "lfu"]
 DEFAULT_MODEL = "smollm2"
 BLOCK_TOKENS = 16
 DEFAULT_MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What holds for a request that does not say: fields of `SamplingParams`, and a limit to its output."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,8 @@ class EngineArgs:
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     enable_prefix_caching: bool = True
     prefix_eviction_policy: EvictionPolicy = "lru"
+    generation_config: str = "auto"
+    override_generation_config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,7 @@ class EngineConfig:
     prefix_eviction_policy: EvictionPolicy
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     num_window_blocks: tuple[int, ...] = ()
+    generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def kv_cache_tokens(self) -> int:

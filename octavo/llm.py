@@ -88,6 +88,10 @@ class LLM:
 
         return self._run(_as_conversations(messages), sampling_params, request, "messages", use_tqdm)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds for prompts without any: the defaults of the model's generation config."""
+        return SamplingParams(**self.config.generation_defaults.sampling)
+
     def close(self) -> None:
         """Aborts what runs, stops the engine thread and frees weights and KV cache. May be called twice."""
         if not self._closed:
@@ -116,7 +120,9 @@ class LLM:
         param: str,
         use_tqdm: bool | None,
     ) -> list[RequestOutput]:
-        samplings = _one_each(sampling_params, len(inputs), param)
+        samplings = _one_each(
+            sampling_params if sampling_params is not None else self.get_default_sampling_params(), len(inputs), param
+        )
         requests = [
             _at_index(make_request, item, sampling, param, index)
             for index, (item, sampling) in enumerate(zip(inputs, samplings, strict=True))
@@ -270,10 +276,8 @@ def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]])
 
 
 def _one_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int, param: str
+    sampling_params: SamplingParams | Sequence[SamplingParams], count: int, param: str
 ) -> Sequence[SamplingParams]:
-    if sampling_params is None:
-        return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
     require_list(sampling_params, "sampling_params", "a SamplingParams or a list of them")

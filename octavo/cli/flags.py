@@ -139,6 +139,25 @@ class EngineFlags:
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.max_logprobs
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            "--generation-config",
+            metavar="auto|vllm|PATH",
+            help="Sampling defaults of requests; auto: the model's own, vllm: none.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.generation_config
+    override_generation_config: Annotated[
+        str | None,
+        typer.Option(
+            "--override-generation-config",
+            metavar="JSON",
+            help="Sampling defaults that win, such as '{\"temperature\": 0.2}'.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
 
     enable_prefix_caching: Annotated[
         bool,
@@ -171,6 +190,8 @@ class EngineFlags:
             max_logprobs=self.max_logprobs,
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_eviction_policy=self.prefix_eviction_policy.value,
+            generation_config=self.generation_config,
+            override_generation_config=self.override_generation_config,
         )
 
 

@@ -67,6 +67,22 @@ def serve(
         bool,
         typer.Option("--disable-log-stats", help="No line of activity every 10 s.", rich_help_panel=_SERVER),
     ] = False,
+    strict_fields: Annotated[
+        bool,
+        typer.Option(
+            "--strict-fields/--no-strict-fields",
+            help="Refuse request fields that nobody knows, rather than ignore them.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = True,
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Take chat templates from requests. Templates are programs.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
     uvicorn_log_level: Annotated[
         LogLevel, typer.Option(help="info logs every HTTP request.", rich_help_panel=_SERVER)
     ] = LogLevel.WARNING,
@@ -97,6 +113,8 @@ def serve(
             served_model_names=tuple(served_model_name or _names(reference)),
             api_keys=tuple(api_key or ()),
             log_requests=enable_log_requests,
+            strict_fields=strict_fields,
+            trust_request_chat_template=trust_request_chat_template,
         )
         options = RunOptions(
             shutdown_timeout_s=shutdown_timeout,

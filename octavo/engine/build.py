@@ -25,6 +25,7 @@ from octavo.tokenizer.gguf import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.weights import references
 from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.generation_config import read_generation_defaults
 from octavo.weights.gguf import GGUFType
 from octavo.weights.loader import open_checkpoint
 from octavo.weights.progress import Progress, ignore_progress
@@ -54,7 +55,7 @@ def build_engine(
         grammars = side.submit(_grammars, tokenizer, checkpoint.model.vocab_size, warm_up=warm_up)
         compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
         executor = _pack(checkpoint, compute, progress)
-        facts = _facts(checkpoint, executor)
+        facts = _facts(args, checkpoint, executor)
     try:
         machine = read_machine()
         config = resolve(args, facts, compute, machine)
@@ -151,7 +152,7 @@ def _is_quantized(checkpoint: Checkpoint) -> bool:
     return any(tensor.encoding not in _UNQUANTIZED for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
 
 
-def _facts(checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
+def _facts(args: EngineArgs, checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
     return ModelFacts(
         model_path=str(checkpoint.path),
         architecture=checkpoint.architecture,
@@ -161,4 +162,7 @@ def _facts(checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
         weight_bytes=executor.weight_bytes,
         kv_groups=executor.kv_groups,
         isa=executor.isa,
+        generation_defaults=read_generation_defaults(
+            args.generation_config, args.override_generation_config, checkpoint.path, checkpoint.sampling
+        ),
     )

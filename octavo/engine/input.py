@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex
 from octavo.config import DEFAULT_MAX_LOGPROBS
 from octavo.engine.bad_words import bad_word_tokens
 from octavo.engine.seeds import seed_of_request
+from octavo.engine.truncation import Truncation
 from octavo.errors import ContextLengthError, InvalidValueError
 from octavo.grammar.answer_rules import AnswerRules
 from octavo.grammar.compiler import GrammarCompiler
@@ -21,6 +22,10 @@ from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _UINT64 = 2**64 - 1
+
+
+# More than a token of text in any language has, less than a run of spaces may have.
+_CHARACTERS_A_TOKEN = 32
 
 
 class InputProcessor:
@@ -51,12 +56,26 @@ class InputProcessor:
         self._num_seeds_drawn = itertools.count()
 
     def from_prompt(
-        self, prompt: str | Sequence[int], sampling: SamplingParams, *, request_id: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        suffix: str | None = None,
+        truncation: Truncation | None = None,
+        add_special_tokens: bool = True,
     ) -> Request:
-        """A request for a continuation of `prompt`: text, to be tokenised with the model's BOS rule, or token ids."""
+        """A request for a continuation of `prompt`: text, to be tokenised with the model's BOS rule, or token ids.
+
+        With `suffix`, for what stands between the two texts.
+        """
         if isinstance(prompt, str):
-            return self._request(self._tokenizer.encode(prompt), prompt, sampling, request_id)
+            token_ids = self._encode_prompt(prompt, suffix, truncation, add_special_tokens)
+            return self._request(self._truncated(token_ids, sampling, truncation), prompt, sampling, request_id)
         require_list(prompt, "prompt", "text or a list of token ids")
+        if suffix:
+            raise InvalidValueError("suffix needs a prompt that is text, not token ids", param="suffix")
+        prompt = self._truncated(prompt, sampling, truncation)
         self._check_prompt_length(len(prompt))
         return self._request(self._checked_token_ids(prompt, "prompt"), None, sampling, request_id)
 
@@ -66,19 +85,61 @@ class InputProcessor:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
+        truncation: Truncation | None = None,
         **template_kwargs: Any,
     ) -> Request:
         """A request for the next turn of a conversation. Raises `ChatTemplateError` if the template cannot render it.
 
-        `template_kwargs` go to the chat template (`add_generation_prompt`, `tools`, what else the template knows).
+        `template_kwargs` go to `Tokenizer.apply_chat_template`.
         """
-        if not messages:
-            raise InvalidValueError("messages is empty; it must have at least one message", param="messages")
-        token_ids = self._tokenizer.encode_chat(messages, **template_kwargs)
+        token_ids = self._truncated(self.encode_messages(messages, truncation, **template_kwargs), sampling, truncation)
         return self._request(token_ids, None, sampling, request_id)
 
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], truncation: Truncation | None = None, **template_kwargs: Any
+    ) -> list[int]:
+        """The whole prompt for the next turn of a conversation."""
+        prompt = self.render(messages, **template_kwargs)
+        self._refuse_far_too_long(prompt, truncation)
+        return self._tokenizer.encode_rendered(prompt)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        """What the chat template makes of a conversation."""
+        if not messages:
+            raise InvalidValueError("messages is empty; it must have at least one message", param="messages")
+        return self._tokenizer.apply_chat_template(messages, **template_kwargs)
+
+    def _encode_prompt(
+        self, prompt: str, suffix: str | None, truncation: Truncation | None, add_special_tokens: bool
+    ) -> list[int]:
+        self._refuse_far_too_long(prompt, truncation)
+        if suffix:
+            self._refuse_far_too_long(suffix, truncation)
+            return self._tokenizer.encode_infill(prompt, suffix)
+        return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    def _refuse_far_too_long(self, text: str, truncation: Truncation | None) -> None:
+        """Spares the tokeniser a text of which a part alone is twice too long. What remains is checked by the token."""
+        part = text[: _CHARACTERS_A_TOKEN * self._max_model_len]
+        if truncation is not None or len(part) == len(text):
+            return
+        num_tokens = len(self._tokenizer.encode(part, add_special_tokens=False))
+        if num_tokens > 2 * self._max_model_len:
+            raise ContextLengthError(
+                f"the prompt has more than {num_tokens} tokens; the context length of {self._max_model_len} allows at "
+                f"most {self._max_model_len - 1}",
+                param="prompt",
+            )
+
+    def _truncated(
+        self, token_ids: Sequence[int], sampling: SamplingParams, truncation: Truncation | None
+    ) -> Sequence[int]:
+        if truncation is None:
+            return token_ids
+        return truncation.apply(token_ids, max(1, self._limit - (sampling.max_tokens or 1)))
+
     def _request(
-        self, token_ids: list[int], prompt: str | None, sampling: SamplingParams, request_id: str | None
+        self, token_ids: Sequence[int], prompt: str | None, sampling: SamplingParams, request_id: str | None
     ) -> Request:
         self._check_prompt_length(len(token_ids))
         self._check_sampling(sampling)

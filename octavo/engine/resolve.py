@@ -5,11 +5,11 @@ Pure functions: the same inputs give the same decisions, and every refusal says 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal
 
-from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig
+from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig, GenerationDefaults
 from octavo.engine.kv_memory import KvMemory
 from octavo.engine.machine import Machine
 from octavo.errors import ConfigError
@@ -34,6 +34,7 @@ class ModelFacts:
     weight_bytes: int
     kv_groups: tuple[KvGroup, ...]
     isa: str
+    generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         max_logprobs=args.max_logprobs,
         enable_prefix_caching=args.enable_prefix_caching,
         prefix_eviction_policy=args.prefix_eviction_policy,
+        generation_defaults=facts.generation_defaults,
     )
 
 

@@ -8,7 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from octavo.errors import ShuttingDownError, StepError
-from octavo.request import FinishReason, OutputDelta
+from octavo.request import FinishReason, OutputDelta, PlacedLogprobs
+from octavo.server.logprobs import ShownLogprobs
+from octavo.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class Usage:
             self.cached_tokens + last.counts_prompt * delta.num_cached_tokens,
         )
 
+    def without_output(self) -> Usage:
+        return Usage(self.prompt_tokens, 0, self.cached_tokens)
+
     def as_json(self) -> dict[str, object]:
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -46,14 +51,38 @@ class Usage:
         }
 
 
+class UsageMeter:
+    """What an answer has used so far."""
+
+    __slots__ = ("_counts_output", "_latest")
+
+    def __init__(self, *, counts_output: bool = True) -> None:
+        self._counts_output = counts_output
+        self._latest: dict[int, ChoiceDelta] = {}
+
+    def add(self, item: ChoiceDelta) -> UsageMeter:
+        self._latest[item.index] = item
+        return self
+
+    @property
+    def usage(self) -> Usage:
+        usage = Usage()
+        for item in self._latest.values():
+            usage = usage.plus(item)
+        return usage if self._counts_output else usage.without_output()
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished answer."""
+    """One finished answer. `logprobs` are those of the tokens that are in the text."""
 
     index: int
     text: str
+    token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: int | str | None
+    logprobs: tuple[PlacedLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +93,48 @@ class Answer:
 
 async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int) -> Answer:
     """Waits for all choices to end."""
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    growing = [_GrowingChoice(index) for index in range(num_choices)]
     choices: list[Choice] = []
     usage = Usage()
     async with aclosing(deltas):
         async for item in deltas:
-            delta = item.delta
-            texts[item.index].append(delta.text)
-            if delta.finish_reason is not None:
-                text = "".join(texts[item.index])
-                choices.append(Choice(item.index, text, delta.finish_reason, delta.stop_reason))
+            growing[item.index].add(item.delta)
+            if item.delta.finish_reason is not None:
+                choices.append(growing[item.index].finished(item.delta))
                 usage = usage.plus(item)
     return Answer(tuple(sorted(choices, key=lambda choice: choice.index)), usage)
+
+
+class _GrowingChoice:
+    """What has come of a choice so far."""
+
+    __slots__ = ("_index", "_logprobs", "_prompt_logprobs", "_shown", "_texts", "_token_ids")
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._shown = ShownLogprobs()
+        self._logprobs: list[PlacedLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def add(self, delta: OutputDelta) -> None:
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._logprobs += self._shown.take(delta)
+        self._prompt_logprobs += delta.prompt_logprobs
+
+    def finished(self, last: OutputDelta) -> Choice:
+        assert last.finish_reason is not None
+        return Choice(
+            self._index,
+            "".join(self._texts),
+            tuple(self._token_ids),
+            last.finish_reason,
+            last.stop_reason,
+            tuple(self._logprobs),
+            self._prompt_logprobs,
+        )
 
 
 async def interleave(

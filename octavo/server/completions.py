@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -14,15 +12,18 @@ from starlette.responses import JSONResponse, Response
 from octavo import request as engine_request
 from octavo.engine.choices import fan_out
 from octavo.errors import InvalidValueError
-from octavo.server.answers import Answer, ChoiceDelta, Usage, collect, interleave
+from octavo.server.answers import collect, interleave
 from octavo.server.body import read_body
-from octavo.server.chunks import Chunks, compact
+from octavo.server.chunks import Chunks
+from octavo.server.completion_answers import CompletionShape, completion, completion_events
+from octavo.server.completion_wire import CompletionRequest
 from octavo.server.disconnect import unless_client_leaves
+from octavo.server.echo import echo_of
+from octavo.server.logprobs import Spelling
 from octavo.server.openapi import json_body
 from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
-from octavo.server.wire import CompletionRequest
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
@@ -38,27 +39,55 @@ async def create_completion(request: Request) -> Response:
     received = await read_body(request, CompletionRequest, service.settings.max_body_bytes)
     body = received.content
     service.check_model(body.model)
-    body.check()
+    body.check(strict=service.settings.strict_fields)
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     prepared = await prepare(lambda: _prepare(service, body, completion_id), received.num_bytes)
-    deltas = interleave([service.engine.generate(one) for one in prepared], body.n or 1)
-    head = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": body.model}
+    choices = [choice for one in prepared for choice in fan_out(one)]
+    deltas = interleave([service.engine.generate(choice) for choice in choices], body.n or 1)
+    head = service.head(completion_id, "text_completion", body.model)
+    shape = _shape(service, body, prepared)
     if body.stream:
-        return EventStream(_events(deltas, Chunks(head, usage=body.includes_usage), usage=body.includes_usage))
-    answer = await unless_client_leaves(collect(deltas, len(prepared)), request.receive)
-    return JSONResponse(head | _completion(answer))
+        chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
+        return EventStream(completion_events(deltas, chunks, shape))
+    answer = await unless_client_leaves(collect(deltas, len(choices)), request.receive)
+    return JSONResponse(head | completion(answer, shape))
+
+
+def _shape(service: Service, body: CompletionRequest, prepared: list[engine_request.Request]) -> CompletionShape:
+    tokenizer = service.engine.tokenizer
+    return CompletionShape(
+        Spelling(tokenizer, as_ids=body.return_tokens_as_token_ids is True),
+        choices_per_prompt=body.n or 1,
+        logprobs=body.logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        token_ids=body.return_token_ids is True,
+        prompts=[one.prompt_token_ids for one in prepared],
+        echoes=[echo_of(one, tokenizer) for one in prepared] if body.echo else (),
+        drops_output=body.max_tokens == 0,
+    )
 
 
 def _prepare(service: Service, body: CompletionRequest, completion_id: str) -> list[engine_request.Request]:
     prompts = body.prompts()
-    sampling = body.sampling_params(body.max_tokens or _DEFAULT_MAX_TOKENS)
+    max_tokens = max(1, body.max_tokens) if body.max_tokens is not None else service.default_max_tokens
+    sampling = body.sampling_params(
+        max_tokens or _DEFAULT_MAX_TOKENS, service.sampling_defaults, logprobs=body.logprobs
+    )
+    if body.echo and body.logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=body.logprobs)
     _check_number(len(prompts), sampling.n, service.settings.max_choices)
     if service.settings.log_requests:
         logger.info("%s: prompts=%r %r", completion_id, prompts, sampling)
     return [
-        choice
+        service.engine.input.from_prompt(
+            prompt,
+            sampling,
+            request_id=f"{completion_id}-{index}",
+            suffix=body.suffix,
+            truncation=body.truncation,
+            add_special_tokens=body.add_special_tokens is not False,
+        )
         for index, prompt in enumerate(prompts)
-        for choice in fan_out(service.engine.input.from_prompt(prompt, sampling, request_id=f"{completion_id}-{index}"))
     ]
 
 
@@ -69,40 +98,3 @@ def _check_number(num_prompts: int, n: int, max_choices: int) -> None:
         raise InvalidValueError(
             f"n is {n}; with {num_prompts} prompts it may be at most {max_choices // num_prompts}", param="n"
         )
-
-
-def _completion(answer: Answer) -> dict[str, object]:
-    choices = [
-        {
-            "index": choice.index,
-            "text": choice.text,
-            "logprobs": None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        for choice in answer.choices
-    ]
-    return {"choices": choices, "usage": answer.usage.as_json()}
-
-
-async def _events(
-    deltas: AsyncGenerator[ChoiceDelta, None], chunks: Chunks, *, usage: bool
-) -> AsyncGenerator[bytes, None]:
-    """The text as it comes, the last of each choice with the reason it ended; and the usage if asked for."""
-    total = Usage()
-    async with aclosing(deltas):
-        async for item in deltas:
-            if item.delta.finished:
-                total = total.plus(item)
-            if item.delta.text or item.delta.finished:
-                yield chunks.choice(_choice(item))
-    if usage:
-        yield chunks.usage(total)
-
-
-def _choice(item: ChoiceDelta) -> bytes:
-    delta = item.delta
-    choice = {"index": item.index, "text": delta.text, "logprobs": None, "finish_reason": delta.finish_reason}
-    if delta.finished:
-        choice["stop_reason"] = delta.stop_reason
-    return compact(choice)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
+from octavo.config import EngineConfig
 from octavo.errors import EngineDeadError, ShuttingDownError, UnknownModelError
 from octavo.metrics.http_totals import HttpTotals
 from octavo.metrics.prometheus import Exposition
 from octavo.metrics.totals import EngineTotals
 from octavo.server.settings import ServerSettings
+from octavo.version import __version__
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -27,6 +32,26 @@ class Service:
         self.exposition = Exposition(totals, self.http, engine.config, settings.served_model_names[0])
         self.created = int(time.time())
         self.draining = False
+        self.fingerprint = _fingerprint(engine.config)
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """What holds where a request leaves a sampling parameter out."""
+        return self.engine.config.generation_defaults.sampling
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        return self.engine.config.generation_defaults.max_tokens
+
+    def head(self, answer_id: str, kind: str, model: str) -> dict[str, object]:
+        """The fields every answer and every chunk of one begins with."""
+        return {
+            "id": answer_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": self.fingerprint,
+        }
 
     def check_available(self) -> None:
         """Raises `EngineDeadError` or `ShuttingDownError` if no request can be served now."""
@@ -46,3 +71,9 @@ def service_of(connection: HTTPConnection) -> Service:
     """The service of the app that `connection` came to."""
     service: Service = connection.app.state.service
     return service
+
+
+def _fingerprint(config: EngineConfig) -> str:
+    """Changes when the same seed may give another answer: with the version, the model and how it is computed."""
+    facts = (__version__, Path(config.model_path).name, config.isa, config.activation_dtype)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

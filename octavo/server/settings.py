@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ServerSettings:
     """`served_model_names` are what clients may call the model; the first labels the metrics.
 
-    Without `api_keys` no key is asked for.
+    Without `api_keys` no key is asked for. `strict_fields` refuses fields that nobody knows.
     """
 
     served_model_names: tuple[str, ...]
@@ -17,3 +17,5 @@ class ServerSettings:
     log_requests: bool = False
     max_body_bytes: int = 16 * 2**20
     max_choices: int = 1024
+    strict_fields: bool = True
+    trust_request_chat_template: bool = False

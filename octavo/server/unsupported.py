@@ -56,17 +56,23 @@ def options(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def predicted_content(value: object) -> bool:
+    """OpenAI's predicted output: it may make an answer quicker, and never changes it."""
+    if not isinstance(value, dict) or set(value) != {"type", "content"} or value["type"] != "content":
+        return False
+    content = value["content"]
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_text_part, content)))
+
+
+def _is_text_part(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
 _SAMPLING: dict[str, AsksNothing] = {
     # OpenAI
-    "frequency_penalty": only(0),
-    "logit_bias": only({}),
-    "presence_penalty": only(0),
     "user": text,
     # vLLM
-    "allowed_token_ids": never,
-    "bad_words": only([]),
     "cache_salt": never,
-    "echo": only(False),
     "guided_choice": never,
     "guided_decoding_backend": never,
     "guided_grammar": never,
@@ -77,20 +83,14 @@ _SAMPLING: dict[str, AsksNothing] = {
     "length_penalty": only(1),
     "logprob_token_ids": never,
     "priority": only(0),
-    "prompt_logprobs": never,
     "repetition_detection": never,
-    "repetition_penalty": only(1),
     "request_id": never,
     "response_format": only({"type": "text"}),
     "return_prompt_text": only(False),
-    "return_token_ids": only(False),
-    "return_tokens_as_token_ids": only(False),
     "session_id": text,
     "spaces_between_special_tokens": only(True),
     "stream_interval": only(1),
     "structured_outputs": never,
-    "truncate_prompt_tokens": never,
-    "truncation_side": never,
     "use_beam_search": only(False),
     "vllm_xargs": only({}),
 }
@@ -100,12 +100,11 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
     "audio": never,
     "function_call": only("none", "auto"),
     "functions": only([]),
-    "logprobs": only(False),
     "metadata": labels,
     "modalities": only(["text"]),
     "moderation": never,
     "parallel_tool_calls": flag,
-    "prediction": never,
+    "prediction": predicted_content,
     "prompt_cache_key": text,
     "prompt_cache_options": options,
     "prompt_cache_retention": only("in_memory"),
@@ -115,13 +114,10 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
     "store": only(False),
     "tool_choice": only("none", "auto"),
     "tools": only([]),
-    "top_logprobs": only(0),
     "verbosity": only("medium"),
     "web_search_options": never,
     # vLLM
     "add_special_tokens": only(False),
-    "chat_template": never,
-    "continue_final_message": only(False),
     "documents": only([]),
     "include_reasoning": flag,
     "media_io_kwargs": only({}),
@@ -132,10 +128,7 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
 COMPLETION: Mapping[str, AsksNothing] = _SAMPLING | {
     # OpenAI
     "best_of": only(1),
-    "logprobs": only(False),
-    "suffix": only(""),
     # vLLM
-    "add_special_tokens": only(True),
 }
 
 MESSAGE: Mapping[str, AsksNothing] = {
@@ -151,19 +144,23 @@ MESSAGE: Mapping[str, AsksNothing] = {
 CONTENT_PART: Mapping[str, AsksNothing] = {"prompt_cache_breakpoint": options}
 
 STREAM_OPTIONS: Mapping[str, AsksNothing] = {
-    "continuous_usage_stats": only(False),
     "include_obfuscation": flag,
 }
 
 
-def check_undeclared(fields: Mapping[str, Any], table: Mapping[str, AsksNothing], path: str = "") -> None:
+def check_undeclared(
+    fields: Mapping[str, Any], table: Mapping[str, AsksNothing], path: str = "", *, strict: bool
+) -> None:
     """Checks the fields of a body that its wire type does not declare; `path` is where they lie, as in "messages[0]".
 
-    Raises `UnsupportedParameterError` for a known field that asks for something, `InvalidValueError` for others.
+    Raises `UnsupportedParameterError` for a known field that asks for something and, if `strict`, `InvalidValueError`
+    for one that nobody knows.
     """
     for name, value in fields.items():
         param = f"{path}.{name}" if path else name
         if name not in table:
+            if not strict:
+                continue
             raise InvalidValueError(f"{param[:200]} is not a known field", param=param[:200], code="unknown_parameter")
         if value is not None and not table[name](value):
             raise UnsupportedParameterError(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidValueError
+from octavo.errors import ChatTemplateError, InvalidValueError
 
 PART_SEPARATOR = "\n"
 
@@ -35,6 +35,17 @@ def flattened(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def split_into_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with every content as a list of parts."""
     return [{**message, "content": _parted(message["content"])} for message in messages]
+
+
+def cut_after_final_message(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """What a template wrote, up to the end of the last message's text, which must be there (`ChatTemplateError`)."""
+    final = _joined(normalized(messages)[-1]["content"]).strip()
+    position = prompt.rfind(final)
+    if not final or position < 0:
+        raise ChatTemplateError(
+            "the chat template does not write the last message as it is, so it cannot be continued", param="messages"
+        )
+    return prompt[: position + len(final)]
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

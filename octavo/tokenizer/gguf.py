@@ -17,7 +17,7 @@ from octavo.tokenizer.end_tokens import end_token_ids
 from octavo.tokenizer.piece_merges import piece_merges
 from octavo.tokenizer.split_rules import split_rule
 from octavo.tokenizer.token_bytes import TokenBytes
-from octavo.tokenizer.tokenizer import SpecialTokens, Tokenizer
+from octavo.tokenizer.tokenizer import InfillTokens, SpecialTokens, Tokenizer
 from octavo.tokenizer.vocabulary import (
     TokenKind,
     Vocabulary,
@@ -148,7 +148,26 @@ def _special_tokens(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_bo
         control_ids=_special_ids(vocabulary),
         adds_bos=_adds(metadata, "bos", bos_id, adds_bos),
         adds_eos=_adds(metadata, "eos", eos_id, False),
+        infill=_infill_tokens(vocabulary),
+        texts=_named_texts(vocabulary),
     )
+
+
+# How families spell prefix, suffix and middle, for files that do not name them.
+_INFILL_SPELLINGS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+
+
+def _infill_tokens(vocabulary: Vocabulary) -> InfillTokens | None:
+    named = [vocabulary.special_ids.get(name) for name in ("fim_prefix", "fim_suffix", "fim_middle")]
+    ids = {vocabulary.tokens[token_id]: token_id for token_id in _special_ids(vocabulary)}
+    for prefix, suffix, middle in (named, *([ids.get(token) for token in spelling] for spelling in _INFILL_SPELLINGS)):
+        if prefix is not None and suffix is not None and middle is not None:
+            return InfillTokens(prefix, suffix, middle)
+    return None
 
 
 def _adds(metadata: Mapping[str, Any], name: str, token_id: int | None, default: bool) -> bool:
@@ -164,9 +183,14 @@ def _chat_template(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> ChatT
     source = optional_text(metadata, "tokenizer.chat_template")
     if not source:
         return None
+    return ChatTemplate(source, _named_texts(vocabulary))
+
+
+def _named_texts(vocabulary: Vocabulary) -> dict[str, str]:
+    """What templates call the special tokens."""
     named = ("bos", "eos", "unk", "pad")
     ids = vocabulary.special_ids
-    return ChatTemplate(source, {f"{name}_token": vocabulary.tokens[ids[name]] for name in named if name in ids})
+    return {f"{name}_token": vocabulary.tokens[ids[name]] for name in named if name in ids}
 
 
 def _respelled_spaces(vocabulary: Vocabulary) -> Vocabulary:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
 
-from octavo.errors import ChatTemplateError, InvalidValueError
+from octavo.errors import ChatTemplateError, InvalidValueError, UnsupportedParameterError
+from octavo.tokenizer.chat_messages import cut_after_final_message
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.detokenize import Detokenizer
 from octavo.tokenizer.token_bytes import TokenBytes, TokenTexts
@@ -18,10 +19,20 @@ _LONG_CHARACTERS = 8192
 
 
 @dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """What stands before the text on either side of a gap, and before what is to fill it."""
+
+    prefix_id: int
+    suffix_id: int
+    middle_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpecialTokens:
     """Which tokens are no text, and which of them are written around a prompt.
 
     `control_ids`: left out of the text when special tokens are skipped. `eos_ids`: any of them ends an answer.
+    `texts`: what chat templates call `bos_token`, `eos_token` and so on.
     """
 
     bos_id: int | None
@@ -30,6 +41,8 @@ class SpecialTokens:
     control_ids: frozenset[int]
     adds_bos: bool
     adds_eos: bool
+    infill: InfillTokens | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tokenizer:
@@ -113,36 +126,51 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt for a conversation. `kwargs` become variables of the template.
 
-        Raises `ChatTemplateError` when there is no template or it refuses, `InvalidValueError` for malformed messages.
+        `continue_final_message` ends it inside the last message, for the model to write on. `chat_template` takes the
+        place of the model's own. Raises `ChatTemplateError` when there is no template or it refuses,
+        `InvalidValueError` for malformed messages.
         """
-        if self._chat_template is None:
+        template = self._chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self._special.texts)
+        if template is None:
             raise ChatTemplateError(
                 "this model has no chat template, so it takes no messages; use /v1/completions, which takes plain text",
                 param="messages",
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
+        prompt = template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
+        return cut_after_final_message(prompt, messages) if continue_final_message else prompt
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
-    ) -> list[int]:
-        """Token ids of the prompt for a conversation, with BOS where the model wants it and never twice."""
-        ids = self._encode(
-            self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
-        )
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+        """Token ids of what `apply_chat_template` makes of a conversation."""
+        return self.encode_rendered(self.apply_chat_template(messages, **kwargs))
+
+    def encode_rendered(self, prompt: str) -> list[int]:
+        """Token ids of what a chat template wrote, with BOS where the model wants it and never twice."""
+        ids = self._encode(prompt)
         bos_id = self._special.bos_id
         if self._special.adds_bos and bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
         return ids
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids that ask for what stands between two texts. Raises `UnsupportedParameterError` if the model cannot.
+
+        The prefix comes first, as in the models' own papers: its cache is of use when only the text after it changes.
+        """
+        infill = self._special.infill
+        if infill is None:
+            raise UnsupportedParameterError(
+                "suffix is not supported: this model has no tokens for filling in the middle", param="suffix"
+            )
+        return [infill.prefix_id, *self._encode(prefix), infill.suffix_id, *self._encode(suffix), infill.middle_id]
 
     def _encode(self, text: str) -> list[int]:
         """A long text as a batch of one: that lets other Python threads run meanwhile, which `encode` does not."""

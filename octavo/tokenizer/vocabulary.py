@@ -45,6 +45,9 @@ _NAMED_IDS = {
     "eom": "tokenizer.ggml.eom_token_id",
     "unk": "tokenizer.ggml.unknown_token_id",
     "pad": "tokenizer.ggml.padding_token_id",
+    "fim_prefix": "tokenizer.ggml.fim_pre_token_id",
+    "fim_suffix": "tokenizer.ggml.fim_suf_token_id",
+    "fim_middle": "tokenizer.ggml.fim_mid_token_id",
 }
 
 

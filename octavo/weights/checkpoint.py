@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +34,7 @@ class StoredTensor:
 class Checkpoint:
     """A model, its tensors under the model's own weight names, and what its tokenizer is built from.
 
+    `sampling` is what the file recommends for sampling, under its own keys.
     `tensors` has exactly the names the model declares. `close()` unmaps the file: call it once the weights are packed;
     `tensors` is empty from then on.
     """
@@ -45,6 +46,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     tokenizer: Mapping[str, Any]
     release: Callable[[], None]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def close(self) -> None:
         """Let go of the file; it is unmapped when the last array that views it is gone."""

@@ -68,6 +68,7 @@ def _checkpoint(file: GGUFFile) -> Checkpoint:
         tensors=tensors,
         tokenizer={key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")},
         release=release,
+        sampling={key: value for key, value in file.metadata.items() if key.startswith("general.sampling.")},
     )
 
 

@@ -192,8 +192,11 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) - ord("0") for character in text]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages) + ">")
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        return "".join(message["content"] for message in messages) + ">"
+
+    def encode_rendered(self, prompt: str) -> list[int]:
+        return self.encode(prompt)
 
     def detokenizer(self, skip_special_tokens: bool) -> FakeDetokenizer:
         return FakeDetokenizer(self._poison)

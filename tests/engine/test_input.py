@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.engine.truncation import Truncation
 from octavo.errors import ContextLengthError, InvalidValueError, RequestError
 from octavo.sampling_params import SamplingParams
 from tests.engine.fake_engine import FakeEngine
-from tests.engine.fakes import VOCAB_SIZE
+from tests.engine.fakes import VOCAB_SIZE, FakeTokenizer
 
 INPUT = FakeEngine(num_blocks=4, max_model_len=50).input  # 64 tokens of KV, 50 of context
 TIGHT = FakeEngine(num_blocks=2, max_model_len=50).input  # 32 tokens of KV
@@ -85,3 +86,33 @@ def test_fresh_seeds_differ_and_depend_on_the_engine_alone() -> None:
 def test_numpy_integers_are_token_ids() -> None:
     prompt = list(np.array([3, 4], dtype=np.int64))
     assert INPUT.from_prompt(prompt, SamplingParams()).prompt_token_ids == (3, 4)
+
+
+def test_a_prompt_far_too_long_is_refused_by_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of megabytes must not be tokenised whole to be refused; one that is cut is read to its end."""
+    lengths: list[int] = []
+    encode = FakeTokenizer.encode
+
+    def counting(tokenizer: FakeTokenizer, text: str, **options: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(FakeTokenizer, "encode", counting)
+    text = "34" * 100_000
+    with pytest.raises(ContextLengthError, match=r"more than \d+ tokens; the context length of"):
+        INPUT.from_prompt(text, SamplingParams())
+    assert sum(lengths) < 5000
+    request = INPUT.from_prompt(text, SamplingParams(max_tokens=1), truncation=Truncation(5))
+    assert len(request.prompt_token_ids) == 5 and lengths[-1] == len(text)
+
+
+def test_what_the_vocabulary_lacks_is_refused() -> None:
+    for sampling, param in (
+        (SamplingParams(logit_bias={10**6: 1.0}), "logit_bias"),
+        (SamplingParams(allowed_token_ids=(10**6,)), "allowed_token_ids"),
+        (SamplingParams(logprobs=21), "logprobs"),
+        (SamplingParams(prompt_logprobs=-1), "prompt_logprobs"),
+    ):
+        with pytest.raises(InvalidValueError) as refusal:
+            INPUT.from_prompt([3], sampling)
+        assert refusal.value.param == param

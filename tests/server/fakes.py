@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.config import BLOCK_TOKENS, EngineConfig
+from octavo.config import BLOCK_TOKENS, EngineConfig, GenerationDefaults
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
@@ -22,7 +22,8 @@ from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
-from octavo.step import RowStep, SampledToken, StepOutput, StepPlan
+from octavo.sampling_params import SamplingParams
+from octavo.step import RowStep, SampledToken, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 from tests.engine.fakes import is_set
 
 EOS = 256
@@ -59,14 +60,26 @@ class BytesTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_id for token_id in ids if token_id != EOS).decode(errors="replace")
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
-    ) -> list[int]:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
         if not self.has_chat_template:
             raise ChatTemplateError("this model has no chat template", param="messages")
         self.template_kwargs = kwargs
         text = "".join(message["content"] for message in messages)
-        return self.encode(">>" + text if add_generation_prompt else text)
+        return (chat_template or "") + (">>" + text if add_generation_prompt else text)
+
+    def encode_rendered(self, prompt: str) -> list[int]:
+        return self.encode(prompt)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        return self.encode(f"{suffix}|{prefix}")
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"<end>" if token_id == EOS else bytes([token_id])
@@ -76,7 +89,10 @@ class BytesTokenizer:
 
 
 class AlphabetExecutor:
-    """`gate` holds every step while it is cleared; `failures` is how many of the next steps raise."""
+    """`gate` holds every step while it is cleared; `failures` is how many of the next steps raise.
+
+    `samplings` and `bad_words` are those of all requests so far.
+    """
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -84,6 +100,9 @@ class AlphabetExecutor:
         self.failures = 0
         self.step_s = 0.0
         self._rows: dict[int, list[int]] = {}
+        self._samplings: dict[int, SamplingParams] = {}
+        self.samplings: list[SamplingParams] = []
+        self.bad_words: list[tuple[tuple[int, ...], ...]] = []
 
     def execute(self, plan: StepPlan) -> StepOutput:
         if self.step_s:
@@ -94,22 +113,42 @@ class AlphabetExecutor:
             raise RuntimeError("the backend stumbled over secret internals")
         for start in plan.starts:
             self._rows[start.row] = list(start.token_ids)
+            self._samplings[start.row] = start.sampling
+            self.samplings.append(start.sampling)
+            self.bad_words.append(start.bad_words)
         for step in plan.steps:
             self._rows[step.row] += step.new_token_ids
-        return StepOutput(tuple(self._sample(step) for step in plan.steps if step.samples))
+        return StepOutput(
+            tuple(self._sample(step) for step in plan.steps if step.samples),
+            tuple(self._score(step) for step in plan.steps if step.scored_positions),
+        )
 
     def _sample(self, step: RowStep) -> SampledToken:
         tokens = self._rows[step.row]
         wishes = (_after(tokens[-1]), *_CLOSING, *range(256))
         allowed = (token_id for token_id in wishes if step.mask is None or is_set(step.mask, token_id))
         tokens.append(next(allowed, 0))
-        return SampledToken(step.row, tokens[-1])
+        num_top = self._samplings[step.row].logprobs
+        return SampledToken(step.row, tokens[-1], None if num_top is None else logprobs_of(tokens[-1], num_top))
+
+    def _score(self, step: RowStep) -> ScoredTokens:
+        tokens, num_top = self._rows[step.row], self._samplings[step.row].prompt_logprobs
+        assert num_top is not None
+        return ScoredTokens(
+            step.row, tuple(logprobs_of(tokens[position + 1], num_top) for position in step.scored_positions)
+        )
 
     def close(self) -> None:
         pass
 
 
 _CLOSING = (EOS, *b'"}],')
+
+
+def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
+    """Every token is the second likeliest; before it comes the space, after it the capital letters."""
+    others = [ord(" "), token_id, *range(ord("A"), ord("Z"))][:num_top]
+    return TokenLogprobs(token_id, -0.5, 2, tuple(others), tuple(-0.25 * (rank + 1) for rank in range(len(others))))
 
 
 def _after(token_id: int) -> int:
@@ -128,6 +167,7 @@ class FakeEngine:
         max_model_len: int = MAX_MODEL_LEN,
         num_blocks: int = 256,
         max_num_seqs: int = 8,
+        generation_defaults: GenerationDefaults | None = None,
     ) -> None:
         self.executor = AlphabetExecutor()
         self.tokenizer = BytesTokenizer(has_chat_template)
@@ -151,6 +191,7 @@ class FakeEngine:
             seed=0,
             enable_prefix_caching=True,
             prefix_eviction_policy="lru",
+            generation_defaults=generation_defaults or GenerationDefaults(),
         )
         tokenizer: Any = self.tokenizer
         self.engine = Engine(

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from octavo.errors import ChatTemplateError, InvalidValueError
+from octavo.errors import ChatTemplateError, InvalidValueError, UnsupportedParameterError
 from octavo.tokenizer import chat_template
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -217,3 +217,39 @@ def test_messages_are_not_changed(qwen05_path: Path) -> None:
     before = repr(messages)
     tokenizer.encode_chat(messages)
     assert repr(messages) == before
+
+
+@pytest.mark.parametrize("fixture", ["smollm2_path", "qwen05_path"])
+def test_the_last_message_can_be_left_open(fixture: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(fixture)
+    template = metadata_of(path)["tokenizer.chat_template"]
+    for text in ("The answer is", "Grüß <b>", "{\n  1"):
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+        expected = transformers_prompt(template, messages, continue_final_message=True)
+        found = tokenizer_of(path).apply_chat_template(
+            messages, continue_final_message=True, add_generation_prompt=False
+        )
+        assert found == expected and found.endswith(text)
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it(smollm2_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="cannot be continued"):
+        tokenizer_of(smollm2_path).apply_chat_template(
+            [{"role": "user", "content": "a"}], continue_final_message=True, chat_template="nothing"
+        )
+
+
+def test_a_template_given_with_the_call_takes_the_place_of_the_model_s(smollm2_path: Path) -> None:
+    prompt = tokenizer_of(smollm2_path).apply_chat_template(
+        CONVERSATIONS["one turn"], chat_template="{{ bos_token }}{{ messages[0].content }}"
+    )
+    assert prompt == "<|im_start|>Hi"
+
+
+def test_gaps_are_filled_by_models_trained_for_it(qwen05_path: Path, smollm2_path: Path) -> None:
+    """As the report of Qwen2.5-Coder writes it: prefix, suffix, middle."""
+    qwen = tokenizer_of(qwen05_path)
+    found = qwen.encode_infill("def f(x):\n", "\n    return y")
+    assert found == qwen.encode("<|fim_prefix|>def f(x):\n<|fim_suffix|>\n    return y<|fim_middle|>")
+    with pytest.raises(UnsupportedParameterError, match="no tokens for filling in the middle"):
+        tokenizer_of(smollm2_path).encode_infill("a", "b")

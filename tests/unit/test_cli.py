@@ -108,6 +108,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--disable-log-stats",
         "--enable-log-requests",
         "--enable-prefix-caching",
+        "--generation-config",
         "--gpu-memory-utilization",
         "--host",
         "--kv-cache-memory",
@@ -119,19 +120,23 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--max-num-seqs",
         "--memory-utilization",
         "--no-enable-prefix-caching",
+        "--no-strict-fields",
+        "--override-generation-config",
         "--port",
         "--prefix-eviction-policy",
         "--seed",
         "--served-model-name",
         "--shutdown-timeout",
+        "--strict-fields",
         "--threads",
+        "--trust-request-chat-template",
         "--uvicorn-log-level",
     }
 
 
 def test_every_engine_argument_has_a_flag() -> None:
     assert EngineFlags().args("m") == EngineArgs("m")
-    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9, 50, False, Eviction.LFU)
+    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9, 50, "vllm", "{}", False, Eviction.LFU)
     args = flags.args("m")
     default = EngineArgs()
     for name in EngineArgs.__dataclass_fields__:
