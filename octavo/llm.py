@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, cast
 
 from octavo.config import DEFAULT_MODEL, EngineArgs, EngineConfig
 from octavo.engine.build import build_engine
-from octavo.engine.choices import fan_out
+from octavo.engine.choices import best_first, fan_out
 from octavo.engine.engine import Engine
 from octavo.engine.input import require_list
 from octavo.engine.progress import BatchProgress
@@ -209,6 +209,7 @@ class _Collector:
             last.finish_reason,
             last.stop_reason,
             tuple(self._logprobs),
+            sum(token.logprob for token in self._logprobs) if self._logprobs else None,
         )
 
 
@@ -218,11 +219,22 @@ def _output(request: Request, answers: Sequence[_Collector]) -> RequestOutput:
         request.request_id,
         request.prompt,
         request.prompt_token_ids,
-        tuple(answer.completion(index) for index, answer in enumerate(answers)),
+        _completions(request.sampling, answers),
         answers[0].last.num_cached_tokens,
         answers[0].last.times,
         (None, *answers[0].prompt_logprobs) if request.sampling.prompt_logprobs is not None else (),
     )
+
+
+def _completions(sampling: SamplingParams, answers: Sequence[_Collector]) -> tuple[CompletionOutput, ...]:
+    """The answers that were asked for."""
+    if sampling.use_beam_search:
+        return answers[0].last.completions
+    completions = [answer.completion(index) for index, answer in enumerate(answers)]
+    if sampling.keeps_best:
+        ranking = best_first([completion.logprobs for completion in completions])
+        completions = [replace(completions[place], index=index) for index, place in enumerate(ranking[: sampling.n])]
+    return tuple(completions)
 
 
 def _next(ended: SimpleQueue[_Collector]) -> _Collector:

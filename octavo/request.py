@@ -17,12 +17,14 @@ class PrefixKey:
     """What the keys and values of a prompt depend on beside its tokens: requests that differ in one never share blocks.
 
     `adapter` names the fine-tuning applied, `image_hash` the content of all images, and `cache_salt` is whatever the
-    client chose to keep its prompts apart from those of others.
+    client chose to keep its prompts apart from those of others. Without prefix caching only the answers to one request
+    share, whose `parent_id` they have.
     """
 
     adapter: str | None = None
     image_hash: str | None = None
     cache_salt: str | None = None
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Request:
 
     `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
     `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
-    `parent_id`. `bad_words` are the sampling parameters' as token ids; `constraint` is what the answer has to
-    keep to.
+    `parent_id`. `bad_words` are the sampling parameters' as token ids; `constraint` is what the answer has to keep to.
+    What is sampled for one that `is_beam` is reported but not appended: whoever searches gives it its tokens.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     prefix_key: PrefixKey = PrefixKey()
     constraint: ConstraintSource | None = None
+    is_beam: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,22 @@ class PlacedLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One finished answer. `logprobs`, if asked for, has one entry for each of `token_ids`.
+
+    `cumulative_logprob` is the log probability of all of them, known with `logprobs`, `best_of` and beam search.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDelta:
     """What one step added to one request. Exactly one delta of a request has a `finish_reason`: its last.
 
@@ -74,6 +93,8 @@ class OutputDelta:
 
     Where asked for, `logprobs` has one entry for each of `token_ids`, and the first delta with tokens has
     `prompt_logprobs`, one entry for each token of the prompt but the first.
+
+    A request under beam search has no text; its last delta has `completions` instead, the best first.
     """
 
     request_id: str
@@ -88,22 +109,11 @@ class OutputDelta:
     error: Exception | None = None
     logprobs: tuple[PlacedLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    completions: tuple[CompletionOutput, ...] = ()
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One finished answer. `logprobs`, if asked for, has one entry for each of `token_ids`."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stop_reason: int | str | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

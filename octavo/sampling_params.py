@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
-from octavo.errors import InvalidValueError
+from octavo.errors import InvalidValueError, UnsupportedParameterError
 from octavo.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_CHARACTERS = 16_384
@@ -16,11 +16,31 @@ MAX_STOP_CHARACTERS = 16_384
 MAX_CHOICES = 128
 """The most answers that one request may ask for; OpenAI's limit."""
 
+EarlyStopping = bool | Literal["never"]
+
 # All tokens are equally likely long before.
 _HOTTEST = 1_000_000
 # Any logit it touches is as good as forbidden long before.
 _LARGEST_REPETITION_PENALTY = 1_000
 _MAX_DIGITS = 12
+# Lengths decide alone long before.
+_LARGEST_LENGTH_PENALTY = 20
+# What means the same to beam search as to sampling, or nothing.
+_WITH_BEAM_SEARCH = {
+    "best_of",
+    "early_stopping",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "length_penalty",
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "seed",
+    "skip_special_tokens",
+    "stop_token_ids",
+    "temperature",
+    "use_beam_search",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +48,22 @@ class SamplingParams:
     """How tokens are chosen and when to stop. Names and meanings are vLLM's.
 
     `max_tokens=None` means "as many as the context allows". `seed=None` draws a fresh seed for the request.
-    `temperature=0` is greedy. `top_k=0` and `top_p=1` and `min_p=0` switch a filter off. `n` answers are sampled, each
-    with a seed of its own that follows from `seed`; answer 0 is the one that `n=1` would give. Empty
-    `allowed_token_ids` allow all. `logprobs=k` reports each token's log probability and those of the k likeliest (-1:
-    of the whole vocabulary); `prompt_logprobs` the same for the prompt.
+    `temperature=0` is greedy. `top_k=0` and `top_p=1` and `min_p=0` switch a filter off. Empty `allowed_token_ids`
+    allow all. `logprobs=k` reports each token's log probability and those of the k likeliest (-1: of the whole
+    vocabulary); `prompt_logprobs` the same for the prompt.
+
+    `n` answers are sampled, each with a seed of its own that follows from `seed`; answer 0 is the one that `n=1` would
+    give. With `best_of` so many are sampled, and the `n` with the highest mean log probability of their tokens are the
+    answer, best first.
 
     Before a token is drawn, its logits go through: `allowed_token_ids`, `bad_words`, `min_tokens`, `logit_bias`,
     `repetition_penalty` (over prompt and output), `frequency_penalty`, `presence_penalty` (over the output),
     `temperature`, `min_p`, `top_k`, `top_p`. Log probabilities are taken before all of these.
+
+    `use_beam_search` searches with `best_of` (or `n`) beams for the likeliest texts instead of sampling, as `generate`
+    of transformers does with `num_beams`: a text's score is its log probability divided by its length to the power of
+    `length_penalty`, and `early_stopping` says when the search ends (True: once as many texts as beams are finished;
+    False: when no beam at its present length would be among them; "never": when none could be at any length).
 
     Raises `InvalidValueError`, naming the field, for any value of the wrong type or outside its range.
     """
@@ -62,6 +90,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -81,10 +113,23 @@ class SamplingParams:
             form is None or isinstance(form, StructuredOutputsParams),
             "structured_outputs", form, "a StructuredOutputsParams",
         )  # fmt: skip
+        self._check_choices()
+        if self.use_beam_search:
+            self._check_beam_search()
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def num_samples(self) -> int:
+        """How many answers are sampled, or beams searched with, to give `n`."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether more answers are sampled than are given."""
+        return self.num_samples > self.n and not self.use_beam_search
 
     def _check_types(self) -> None:
         for param, number in (
@@ -94,6 +139,7 @@ class SamplingParams:
             ("repetition_penalty", self.repetition_penalty),
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
+            ("length_penalty", self.length_penalty),
         ):
             _require(isinstance(number, Real) and not isinstance(number, bool), param, number, "a number")
         for param, integer in (
@@ -104,12 +150,14 @@ class SamplingParams:
             ("n", self.n),
             ("logprobs", 0 if self.logprobs is None else self.logprobs),
             ("prompt_logprobs", 0 if self.prompt_logprobs is None else self.prompt_logprobs),
+            ("best_of", self.n if self.best_of is None else self.best_of),
         ):
             _require(isinstance(integer, Integral) and not isinstance(integer, bool), param, integer, "an integer")
         for param, flag in (
             ("include_stop_str_in_output", self.include_stop_str_in_output),
             ("ignore_eos", self.ignore_eos),
             ("skip_special_tokens", self.skip_special_tokens),
+            ("use_beam_search", self.use_beam_search),
         ):
             _require(isinstance(flag, bool), param, flag, "True or False")
 
@@ -131,12 +179,46 @@ class SamplingParams:
         for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             _require(count is None or count >= -1, param, count, "at least 0, or -1 for the whole vocabulary")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(1 <= self.n <= MAX_CHOICES, "n", self.n, f"an integer from 1 to {MAX_CHOICES}")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})",
         )  # fmt: skip
+
+    def _check_choices(self) -> None:
+        _require(1 <= self.n <= MAX_CHOICES, "n", self.n, f"an integer from 1 to {MAX_CHOICES}")
+        _require(
+            self.n <= self.num_samples <= MAX_CHOICES,
+            "best_of", self.best_of, f"an integer from n ({self.n}) to {MAX_CHOICES}",
+        )  # fmt: skip
+        known = isinstance(self.early_stopping, bool) or self.early_stopping == "never"
+        _require(known, "early_stopping", self.early_stopping, 'True, False or "never"')
+        _require(
+            abs(self.length_penalty) <= _LARGEST_LENGTH_PENALTY,
+            "length_penalty", self.length_penalty,
+            f"a number from -{_LARGEST_LENGTH_PENALTY} to {_LARGEST_LENGTH_PENALTY}",
+        )  # fmt: skip
+        for param, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if not self.use_beam_search and getattr(self, param) != neutral:
+                raise InvalidValueError(
+                    f"{param} is {getattr(self, param)!r}; it may be given only with use_beam_search", param=param
+                )
+
+    def _check_beam_search(self) -> None:
+        """Beam search looks at the model's own probabilities: whatever would change how tokens are drawn is refused."""
+        _require(
+            self.temperature in (0.0, 1.0),
+            "temperature", self.temperature, "0 or 1 with use_beam_search, which draws nothing",
+        )  # fmt: skip
+        for each in fields(self):
+            if each.name in _WITH_BEAM_SEARCH:
+                continue
+            neutral = each.default if each.default_factory is MISSING else each.default_factory()
+            if getattr(self, each.name) != neutral:
+                raise UnsupportedParameterError(
+                    f"{each.name} is {getattr(self, each.name)!r}; with use_beam_search it must be left out",
+                    param=each.name,
+                )
 
     def _check_stop(self) -> None:
         for index, string in enumerate(self.stop):

@@ -33,7 +33,8 @@ class RowStart:
 
     `token_ids` are all tokens known so far: `num_prompt_tokens` of the prompt, then output of an earlier run. While the
     row holds fewer than `min_total_tokens` tokens, the sampler must not choose any of `forbidden_token_ids` (this is
-    `min_tokens`). A token that would complete one of `bad_words` in the output is never chosen.
+    `min_tokens`). A token that would complete one of `bad_words` in the output is never chosen. With
+    `appends_sampled` the row takes in what is sampled for it; else it gets every token by `RowStep.new_token_ids`.
     """
 
     row: int
@@ -43,6 +44,7 @@ class RowStart:
     forbidden_token_ids: tuple[int, ...] = ()
     min_total_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
+    appends_sampled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class RowStep:
     for each layer group, or () when no group gets any. Where no query of the step sees a block, its id may be anything.
     `new_token_ids` are appended to the row's tokens before the step: those that became known without being sampled.
     With `samples`, the last of these tokens is the newest one known and the next is sampled after it; the backend
-    appends the sampled token to the row's tokens. `mask` has a bit for each token that may be sampled: token t is bit
-    t % 8 of byte t // 8, in whole words of 32 bits (None: all may).
+    appends it to the row's tokens, unless the row was started without `appends_sampled`. `mask` has a bit for each
+    token that may be sampled: token t is bit t % 8 of byte t // 8, in whole words of 32 bits (None: all may).
 
     `scored_positions` lie among the tokens of this step: for each, the log probabilities of the token that follows it
     are wanted, with as many of the likeliest as the row's `prompt_logprobs` says. The token that follows must be known.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from octavo.engine.beams import BeamGroup, BeamGroups
 from octavo.engine.constraints import Constraints
 from octavo.engine.output import OutputProcessor
 from octavo.errors import EngineDeadError, InvalidValueError, StepError
@@ -53,6 +54,7 @@ class EngineCore:
         self._executor = executor
         self._kv = kv
         self._scheduler = Scheduler(kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._beams = BeamGroups(self._scheduler)
         self._outputs = OutputProcessor(tokenizer)
         self._constraints = Constraints(masks)
         self._listeners = tuple(listeners)
@@ -68,12 +70,24 @@ class EngineCore:
         return self._scheduler.has_requests
 
     def add_request(self, request: Request) -> None:
-        """Accepts a request for one answer. Raises `EngineDeadError`, or what `Scheduler.add` raises."""
+        """Accepts a request for one answer, or for beam search.
+
+        Raises `EngineDeadError`, or what `Scheduler.add` raises.
+        """
         if self._death is not None:
             raise self._death
-        if request.sampling.n != 1:
-            raise InvalidValueError(f"n is {request.sampling.n}; fan_out() makes a request of each answer", param="n")
+        sampling = request.sampling
+        if sampling.num_samples != 1 and not sampling.use_beam_search:
+            raise InvalidValueError(f"n is {sampling.n}; fan_out() makes a request of each answer", param="n")
         answer = self._outputs.prepare(request)
+        if sampling.use_beam_search:
+            self._beams.add(request)
+        else:
+            self._add_constrained(request)
+        self._outputs.open(request.request_id, answer)
+
+    def _add_constrained(self, request: Request) -> None:
+        """Hands a request to the scheduler, with the tokens that its constraint leaves no choice about."""
         forced = self._constraints.open(request)
         try:
             self._scheduler.add(request)
@@ -81,7 +95,6 @@ class EngineCore:
             self._constraints.close(request.request_id)
             raise
         self._scheduler.extend(request.request_id, forced)
-        self._outputs.open(request.request_id, answer)
 
     def abort(self, request_id: str) -> OutputDelta | None:
         """Ends a request wherever it is; None if it has ended already."""
@@ -96,18 +109,20 @@ class EngineCore:
         """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""
         started = time.monotonic()
         plan = self._scheduler.schedule()
-        self._outputs.mark_started(self._scheduler.started, started)
+        self._outputs.mark_started(self._beams.of_requests(self._scheduler.started), started)
         try:
             output = self._executor.execute(self._constraints.masked(plan, self._scheduler.step_request_ids))
             tokens = self._scheduler.update(output)
+            sampled, searching = self._beams.sort_out(tokens)
         except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine goes on without its requests
             return self._fail_step(plan, error)
         self._num_failed_steps = 0
         now = time.monotonic()
-        self._report_gaps(tokens, now)
-        advance = self._constraints.advance(tokens)
+        self._report_gaps(sampled, now)
+        advance = self._constraints.advance(sampled)
         deltas = self._outputs.append(advance.tokens, now)
         deltas += [self._outputs.close(request_id, "error", error) for request_id, error in advance.refused.items()]
+        deltas += [delta for group in searching for delta in self._search(group, now)]
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._retire(delta)
@@ -124,10 +139,27 @@ class EngineCore:
         logger.critical("the engine is dead: %s", reason)
         return [self._end(request_id, "error", self._death) for request_id in self._outputs.request_ids]
 
+    def check_integrity(self) -> None:
+        """Raises `EngineError` unless rows and blocks are held by running requests, as the scheduler tells it."""
+        self._scheduler.check_integrity()
+
     def close(self) -> None:
         """Gives back what the backend holds."""
         self._constraints.close_all()
         self._executor.close()
+
+    def _search(self, group: BeamGroup, now: float) -> list[OutputDelta]:
+        """A step of beam search: the last delta of the request if it was the last step, or failed."""
+        request = group.request
+        try:
+            if self._beams.advance(group):
+                return []
+            return [self._outputs.complete(request, group.hypotheses, now)]
+        except Exception as error:
+            logger.exception("the beam search of request %s failed", request.request_id)
+            failure = StepError(f"the beam search failed: {error}")
+            failure.__cause__ = error
+            return [self._outputs.close(request.request_id, "error", failure)]
 
     # ---- the end of requests
 
@@ -140,7 +172,8 @@ class EngineCore:
 
     def _retire(self, delta: OutputDelta) -> None:
         """Frees what a request held, now that its last delta exists."""
-        self._scheduler.remove(delta.request_id)
+        if not self._beams.remove(delta.request_id):
+            self._scheduler.remove(delta.request_id)
         self._constraints.close(delta.request_id)
         answer = self._outputs.forget(delta.request_id)
         assert delta.finish_reason is not None
@@ -156,10 +189,10 @@ class EngineCore:
         self._tell(lambda listener: listener.on_request(stats))
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> list[OutputDelta]:
-        request_ids = self._scheduler.step_request_ids
+        request_ids = self._beams.request_ids(self._scheduler.step_request_ids)
         logger.error(
             "a step failed: %s; its %d requests end with an error; plan: %s",
-            error, len(request_ids), _describe(plan, request_ids), exc_info=error,
+            error, len(request_ids), _describe(plan, self._scheduler.step_request_ids), exc_info=error,
         )  # fmt: skip
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
@@ -170,7 +203,7 @@ class EngineCore:
 
     # ---- reports
 
-    def _report_gaps(self, tokens: list[NewToken], now: float) -> None:
+    def _report_gaps(self, tokens: Sequence[NewToken], now: float) -> None:
         if not self._listeners:
             return
         gaps = self._outputs.token_gaps(tokens, now)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from octavo.engine.beam_search import Hypothesis
 from octavo.engine.stopping import StopStrings
 from octavo.errors import OctavoError, StepError
-from octavo.request import FinishReason, OutputDelta, PlacedLogprobs, Request, RequestTimes
+from octavo.request import CompletionOutput, FinishReason, OutputDelta, PlacedLogprobs, Request, RequestTimes
 from octavo.scheduler.request_state import NewToken
 from octavo.scheduler.scheduler import Started
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -77,6 +78,7 @@ class Answer:
         finish_reason: FinishReason | None = None,
         stop_reason: int | str | None = None,
         error: Exception | None = None,
+        completions: tuple[CompletionOutput, ...] = (),
     ) -> OutputDelta:
         return OutputDelta(
             self._request.request_id,
@@ -89,6 +91,7 @@ class Answer:
             num_output_tokens=self.num_output_tokens,
             times=self.times if finish_reason is not None else None,
             error=error,
+            completions=completions,
         )
 
     @property
@@ -178,6 +181,26 @@ class OutputProcessor:
         except Exception as error:  # whatever it is, it concerns this request alone
             logger.exception("request %s: token %d could not be turned into text", token.request_id, token.token_id)
             return answer.delta("", (token.token_id,), "error", error=_as_octavo_error(error))
+
+    def complete(self, request: Request, hypotheses: Sequence[Hypothesis], now: float) -> OutputDelta:
+        """The last delta of a request under beam search: its texts, of which there is at least one."""
+        answer = self._answers[request.request_id]
+        answer.first_token = answer.last_token = now
+        answer.num_output_tokens = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
+        completions = tuple(self._completion(request, index, hypothesis) for index, hypothesis in enumerate(hypotheses))
+        return answer.delta(finish_reason=completions[0].finish_reason, completions=completions)
+
+    def _completion(self, request: Request, index: int, hypothesis: Hypothesis) -> CompletionOutput:
+        """The text of a hypothesis is what its tokens would give one after the other."""
+        answer = Answer(request, self._tokenizer)
+        deltas = [answer.append(NewToken(request.request_id, token_id), 0.0) for token_id in hypothesis.token_ids]
+        last = deltas[-1]
+        assert last.finish_reason is not None
+        text = "".join([delta.text for delta in deltas])
+        return CompletionOutput(
+            index, text, hypothesis.token_ids, last.finish_reason, last.stop_reason,
+            cumulative_logprob=hypothesis.logprob,
+        )  # fmt: skip
 
     def close(self, request_id: str, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
         """The last delta of a request that ends for a reason outside its text."""

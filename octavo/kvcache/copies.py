@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 from octavo.step import BlockCopy
 
 
@@ -31,6 +33,15 @@ class BlockCopies:
         made, self._under_way = self._under_way, ()
         self.num_made += len(made)
         return made
+
+    def cancel(self, destinations: Sequence[Set[int]]) -> list[BlockCopy]:
+        """Gives up the copies into these blocks of each group, and says which they were."""
+        if not self._planned and not self._under_way:
+            return []
+        cancelled = [copy for copy in self.awaited if copy.destination in destinations[copy.group]]
+        self._planned = [copy for copy in self._planned if copy not in cancelled]
+        self._under_way = tuple(copy for copy in self._under_way if copy not in cancelled)
+        return cancelled
 
     @property
     def awaited(self) -> list[BlockCopy]:

@@ -51,7 +51,8 @@ class KvCache:
 
     A table lives from `open` to `close`. While its request waits it holds nothing, but wants the prefix that `match`
     found; `enter` gives it blocks, `publish` makes known what has been computed in them, `leave` takes them away again.
-    Every call costs at most O(tokens it concerns). With `prefix_caching` off, nothing is ever known.
+    Every call costs at most O(tokens it concerns). With `prefix_caching` off, tables share only
+    within their group, as `open` is told.
 
     `groups` are the model's layer groups beside the first. The prefix tree is about the blocks of the first; what it
     knows can be taken over only as far as the other groups still know what they need of it.
@@ -87,8 +88,9 @@ class KvCache:
 
     # ---- the life of a table
 
-    def open(self, key: PrefixKey) -> BlockTable:
-        return BlockTable(self.pool, self._prefixes.open(key), self._groups)
+    def open(self, key: PrefixKey, parent_id: str | None = None) -> BlockTable:
+        """A table that shares with those of the same key; without prefix caching, with those of the same parent."""
+        return self._open(key if self._prefix_caching else replace(key, parent_id=parent_id))
 
     def match(self, table: BlockTable, token_ids: TokenIds, max_tokens: int) -> PrefixMatch:
         """What is known of the first `max_tokens` tokens of a waiting request; the rest is computed in any case.
@@ -96,7 +98,7 @@ class KvCache:
         From now on the request wants this prefix: it is not evicted for other waiting requests. Asking again costs no
         more than what has become known since.
         """
-        if not self._prefix_caching:
+        if not self._shares(table):
             return PrefixMatch(table.root, None, 0, False)
         known = table.node.standing()
         tokens = token_ids[known.depth * BLOCK_TOKENS : max_tokens].tobytes()
@@ -135,10 +137,10 @@ class KvCache:
         table.append(num_new)
         if sources:
             self._plan_copies(sources, table.blocks_at(match.node.depth))
-        if self._prefix_caching:
+        if self._shares(table):
             self._take_over(table, match)
             table.promised = self._prefixes.promise(match.node, token_ids[table.num_known_tokens :].tobytes())
-        table.publish_at = self._next_publish(match.node.depth * BLOCK_TOKENS)
+        table.publish_at = self._next_publish(table, match.node.depth * BLOCK_TOKENS)
         return True
 
     def make_room(self, num_blocks: int, *, spare_wanted: bool = False) -> bool:
@@ -155,7 +157,7 @@ class KvCache:
         """
         self._forget_tail(table)
         node = table.node
-        if self._prefix_caching and not node.removed:  # another's, with the same tokens, may have been evicted
+        if self._shares(table) and not node.removed:  # another's, with the same tokens, may have been evicted
             end = num_computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
             tokens = token_ids[table.num_known_tokens : end].tobytes()
             for place in range(0, len(tokens), BLOCK_BYTES):
@@ -163,13 +165,13 @@ class KvCache:
                 node = self._prefixes.know(node, tokens[place : place + BLOCK_BYTES], block_id, table.window_blocks)
             table.node = node
         table.give_back(num_computed_tokens)
-        table.publish_at = self._next_publish(num_computed_tokens)
+        table.publish_at = self._next_publish(table, num_computed_tokens)
 
     def publish_tail(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Makes known the last, partial block as it is now; it may be written on, since others only copy it."""
         self._forget_tail(table)
         node, num_known = table.node, table.num_known_tokens
-        if not self._prefix_caching or node.removed or not num_known < num_computed_tokens < num_known + BLOCK_TOKENS:
+        if not self._shares(table) or node.removed or not num_known < num_computed_tokens < num_known + BLOCK_TOKENS:
             return
         tokens = token_ids[num_known:num_computed_tokens].tobytes()
         block_id = table.block_ids[node.depth]
@@ -183,6 +185,7 @@ class KvCache:
         if table.promised is not None:
             self._prefixes.withdraw(table.promised)
         self.publish_tail(table, token_ids, num_computed_tokens)
+        self._cancel_copies(table)
         table.release()
         for node in (table.node, table.tail):
             if node is not None:
@@ -203,7 +206,7 @@ class KvCache:
         Needs one free block if there is a partial one.
         """
         num_full, num_partial_tokens = divmod(num_computed_tokens, BLOCK_TOKENS)
-        twin = self.open(table.root.key)
+        twin = self._open(table.root.key)
         table.share_with(twin, num_full)
         if num_partial_tokens:
             twin.append(1)
@@ -223,6 +226,12 @@ class KvCache:
         return self._prefixes.reset()
 
     # ---- prefixes
+
+    def _open(self, key: PrefixKey) -> BlockTable:
+        return BlockTable(self.pool, self._prefixes.open(key), self._groups)
+
+    def _shares(self, table: BlockTable) -> bool:
+        return self._prefix_caching or table.root.key.parent_id is not None
 
     def _usable(self, node: PrefixNode) -> PrefixNode:
         """How far a known prefix can be taken over in every group."""
@@ -259,9 +268,9 @@ class KvCache:
             self._prefixes.forget(table.tail)
         table.tail = None
 
-    def _next_publish(self, num_computed_tokens: int) -> int:
+    def _next_publish(self, table: BlockTable, num_computed_tokens: int) -> int:
         """How many tokens will be computed when the next block has filled, if anything is to be done then."""
-        if not self._prefix_caching and not self._groups:
+        if not self._shares(table) and not self._groups:
             return NEVER
         return (num_computed_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
 
@@ -303,6 +312,12 @@ class KvCache:
         """From each group's source, which is held until the copy has been made, to its destination."""
         for group, (source, destination) in enumerate(zip(sources, destinations, strict=True)):
             self.copies.plan(BlockCopy(source, destination, group))
+
+    def _cancel_copies(self, table: BlockTable) -> None:
+        """What was to be copied into the blocks of a request that leaves is not wanted any more."""
+        held = [set(table.block_ids), *(set(blocks.held) for blocks in table.window_blocks)]
+        for copy in self.copies.cancel(held):
+            self._release(copy.group, copy.source)
 
     def _is_awaited(self, block_id: int) -> bool:
         """Whether something is yet to be copied into this block of the first group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
@@ -69,7 +69,7 @@ class RequestState:
         self.forbidden_token_ids: tuple[int, ...] = ()
         if request.sampling.min_tokens:
             self.min_total_tokens = len(self.token_ids) + request.sampling.min_tokens
-            self.forbidden_token_ids = _ending_token_ids(request)
+            self.forbidden_token_ids = ending_token_ids(request)
 
     @property
     def num_tokens(self) -> int:
@@ -96,21 +96,47 @@ class RequestState:
     def take_row(self, row: int, num_computed_tokens: int) -> RowStart:
         self.row = row
         self.num_computed_tokens = num_computed_tokens
-        self.num_start_tokens = self.num_row_tokens = len(self.token_ids)
+        self.num_start_tokens = len(self.token_ids)
+        return self.start()
+
+    def fork(self, request_id: str, blocks: BlockTable, row: int | None) -> RequestState:
+        """A request with the same tokens under a new id; with a row, also as far computed, in `blocks`."""
+        twin = RequestState(replace(self.request, request_id=request_id), blocks)
+        twin.token_ids = self.token_ids[:]
+        twin.num_cached_tokens = self.num_cached_tokens
+        twin.row = row
+        if row is not None:
+            twin.num_computed_tokens = twin.num_start_tokens = self.num_computed_tokens
+        return twin
+
+    @property
+    def is_new_in_row(self) -> bool:
+        """Whether the row has yet to be told of the request."""
+        return self.num_row_tokens == 0
+
+    def start(self) -> RowStart:
+        """Tells the row of the request and all its tokens."""
+        assert self.row is not None
+        self.num_row_tokens = len(self.token_ids)
         return RowStart(
-            row,
+            self.row,
             self.token_ids[:],
             len(self.request.prompt_token_ids),
             self.request.sampling,
             self.forbidden_token_ids,
             self.min_total_tokens,
             self.request.bad_words,
+            appends_sampled=not self.request.is_beam,
         )
 
     def append_sampled(self, token: SampledToken) -> NewToken:
-        """Takes in a token that its row has sampled, and so knows; the first brings what is known of the prompt."""
-        self.token_ids.append(token.token_id)
-        self.num_row_tokens += 1
+        """Takes in a token that its row has sampled, and so knows; the first brings what is known of the prompt.
+
+        A beam awaits another token instead, which follows from what is reported here.
+        """
+        if not self.request.is_beam:
+            self.token_ids.append(token.token_id)
+            self.num_row_tokens += 1
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         return NewToken(self.request_id, token.token_id, logprobs=token.logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -123,7 +149,7 @@ class RequestState:
         return new_token_ids
 
 
-def _ending_token_ids(request: Request) -> tuple[int, ...]:
+def ending_token_ids(request: Request) -> tuple[int, ...]:
     """The tokens that would end the request, ascending: what `min_tokens` forbids."""
     ending = set(request.sampling.stop_token_ids)
     if not request.sampling.ignore_eos:

@@ -6,9 +6,12 @@ whose last known token is computed in a step gets a new one at its end. One that
 the KV cache knows already; while a running request is about to compute what comes next, it waits for that, and those
 behind it may pass.
 
-Two facts hold after every call: running requests stand in the order in which they entered, and of them only the last,
-and those that were given tokens by `extend`, can have more than one token left to compute. So those that decode are
-always served before the one that prefills, and the one to preempt is always the last.
+Two facts hold after every call: running requests stand in the order in which they entered, and of them only the last to
+come from the waiting line, and those that were given tokens by `extend`, can have more than one token left to compute.
+So those that decode are served before the one that prefills, and the one to preempt is always the last.
+
+A request under beam search is several here, its beams: what is sampled for a beam is only reported. It has nothing to
+compute until it is given its next token, and makes room for others of its kind if they need it to get that far.
 """
 
 from __future__ import annotations
@@ -93,6 +96,7 @@ class Scheduler:
         self._num_headroom_blocks = max(1, kv.num_blocks // 100)
         self._waiting: OrderedDict[str, RequestState] = OrderedDict()
         self._running: dict[str, RequestState] = {}
+        self._parked: dict[str, RequestState] = {}  # preempted while they awaited their next token
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._draft = _Draft(0)
 
@@ -111,7 +115,7 @@ class Scheduler:
             raise ContextLengthError(
                 f"the request may grow to {longest} tokens, the whole KV cache holds {capacity}", param="max_tokens"
             )
-        state = RequestState(request, self._kv.open(request.prefix_key))
+        state = RequestState(request, self._kv.open(request.prefix_key, request.parent_id))
         self._kv.match(
             state.blocks, state.token_ids, state.max_skipped_tokens
         )  # so that nobody who comes later makes it go
@@ -119,7 +123,7 @@ class Scheduler:
 
     def remove(self, request_id: str) -> bool:
         """Takes a request out, finished or aborted: its row and blocks are free at once. False if it is not here."""
-        state = self._waiting.pop(request_id, None)
+        state = self._waiting.pop(request_id, None) or self._parked.pop(request_id, None)
         if state is None:
             state = self._running.pop(request_id, None)
             if state is None:
@@ -129,7 +133,7 @@ class Scheduler:
         return True
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._running or request_id in self._waiting
+        return request_id in self._running or request_id in self._waiting or request_id in self._parked
 
     @property
     def num_running(self) -> int:
@@ -137,11 +141,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._parked)
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._parked)
 
     # ---- a step
 
@@ -151,6 +155,8 @@ class Scheduler:
         num_evicted_before = self._kv.num_evicted
         self._continue_running(draft)
         self._admit_waiting(draft)
+        if not draft.steps:
+            self._swap_idle(draft)
         copies = self._kv.copies.start()
         draft.num_evicted_blocks = self._kv.num_evicted - num_evicted_before
         draft.num_copied_blocks = len(copies)
@@ -190,8 +196,23 @@ class Scheduler:
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tokens that follow without being sampled: the next steps compute them like any others that are known."""
-        state = self._running.get(request_id) or self._waiting[request_id]
+        state = self._state(request_id)
         state.token_ids.extend(token_ids)
+        if self._parked.pop(request_id, None) is not None:
+            self._wait_in_front(state)
+
+    def fork(self, parent_id: str, request_id: str) -> None:
+        """A new request that knows what another does, all of it computed, and shares its blocks.
+
+        They part by what `extend` gives each of them. Without a row or a block for it, the new request waits in front.
+        """
+        parent = self._state(parent_id)
+        if parent.row is not None and self._free_rows and self._kv.make_room(1):
+            blocks = self._kv.fork(parent.blocks, parent.num_computed_tokens)
+            self._running[request_id] = parent.fork(request_id, blocks, self._free_rows.pop())
+        else:
+            blocks = self._kv.open(parent.request.prefix_key, parent.request.parent_id)
+            self._wait_in_front(parent.fork(request_id, blocks, None))
 
     @property
     def step_request_ids(self) -> list[str]:
@@ -220,11 +241,23 @@ class Scheduler:
             if draft.budget == 0 or state.row is None:  # no row: preempted in this step, and so are all after it
                 return
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, draft.budget)
+            if num_tokens == 0:  # it awaits its next token
+                continue
             num_new_blocks = state.blocks.num_missing(state.num_computed_tokens + num_tokens)
             if num_new_blocks and not self._make_room(state, num_new_blocks, draft):
                 return
             new_block_ids = state.blocks.append(num_new_blocks) if num_new_blocks else ()
+            if state.is_new_in_row:
+                draft.starts.append(state.start())
+                new_block_ids = state.blocks.block_ids_by_group
             self._compute(state, num_tokens, new_block_ids, draft)
+
+    def _swap_idle(self, draft: _Draft) -> None:
+        """When all that run await tokens that depend on some who wait, they make room for these, the last one first."""
+        while not draft.steps and self._waiting and self._running:
+            self._preempt(next(reversed(self._running.values())))
+            draft.num_preempted += 1
+            self._admit_waiting(draft)
 
     def _admit_waiting(self, draft: _Draft) -> None:
         for state in tuple(islice(self._waiting.values(), len(self._free_rows) + MAX_PASSED_OVER)):
@@ -307,9 +340,19 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Back to the front of the waiting line; what is evicted until it enters again must be computed again."""
         del self._running[state.request_id]
+        awaits_token = state.num_computed_tokens == state.num_tokens
         self._vacate(state)
+        if awaits_token:
+            self._parked[state.request_id] = state
+        else:
+            self._wait_in_front(state)
+
+    def _wait_in_front(self, state: RequestState) -> None:
         self._waiting[state.request_id] = state
         self._waiting.move_to_end(state.request_id, last=False)
+
+    def _state(self, request_id: str) -> RequestState:
+        return self._running.get(request_id) or self._waiting.get(request_id) or self._parked[request_id]
 
     def _vacate(self, state: RequestState) -> None:
         assert state.row is not None
@@ -323,7 +366,10 @@ class Scheduler:
         rows = [state.row for state in self._running.values()]
         if sorted(self._free_rows + [row for row in rows if row is not None]) != list(range(self._max_num_seqs)):
             raise EngineError("rows are neither free nor held by exactly one running request")
-        if any(state.row is not None or state.blocks.block_ids for state in self._waiting.values()):
+        if any(
+            state.row is not None or state.blocks.block_ids
+            for state in (*self._waiting.values(), *self._parked.values())
+        ):
             raise EngineError("a waiting request holds a row or blocks")
         self._kv.check_integrity(state.blocks for state in self._running.values())
 

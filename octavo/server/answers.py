@@ -6,11 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from octavo.engine.choices import best_first, fan_out
 from octavo.errors import ShuttingDownError, StepError
-from octavo.request import FinishReason, OutputDelta, PlacedLogprobs
+from octavo.request import FinishReason, OutputDelta, PlacedLogprobs, Request
+from octavo.sampling_params import SamplingParams
 from octavo.server.logprobs import ShownLogprobs
 from octavo.step import TokenLogprobs
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class UsageMeter:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished answer. `logprobs` are those of the tokens that are in the text."""
+    """One finished answer. `logprobs` are those of the tokens that are in the text, `sampled` those of all."""
 
     index: int
     text: str
@@ -83,6 +89,7 @@ class Choice:
     stop_reason: int | str | None
     logprobs: tuple[PlacedLogprobs, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]
+    sampled: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +97,43 @@ class Answer:
     choices: tuple[Choice, ...]
     usage: Usage
 
+    def best(self, n: int, of: int) -> Answer:
+        """The best `n` choices of each prompt, of which there are `of` now; the usage stays that of all."""
+        kept: list[Choice] = []
+        for first in range(0, len(self.choices), of):
+            samples = self.choices[first : first + of]
+            ranking = best_first([choice.sampled for choice in samples])
+            best = [samples[place] for place in ranking[:n]]
+            kept += [replace(best[0], prompt_logprobs=samples[0].prompt_logprobs), *best[1:]]
+        return Answer(tuple(replace(choice, index=index) for index, choice in enumerate(kept)), self.usage)
 
-async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int) -> Answer:
-    """Waits for all choices to end."""
-    growing = [_GrowingChoice(index) for index in range(num_choices)]
+
+def stream_choices(engine: AsyncEngine, requests: Sequence[Request]) -> AsyncGenerator[ChoiceDelta, None]:
+    """All choices of an answer: those of the first request, then those of the next, as they come."""
+    groups = [fan_out(request) for request in requests]
+    return interleave([engine.generate(choice) for group in groups for choice in group], len(groups[0]))
+
+
+async def collect(deltas: AsyncGenerator[ChoiceDelta, None], sampling: SamplingParams) -> Answer:
+    """Waits for all choices to end, and keeps the best if more were sampled than are asked for."""
+    growing: dict[int, _GrowingChoice] = {}
     choices: list[Choice] = []
     usage = Usage()
     async with aclosing(deltas):
         async for item in deltas:
-            growing[item.index].add(item.delta)
+            choice = growing.setdefault(item.index, _GrowingChoice(item.index))
+            choice.add(item.delta)
             if item.delta.finish_reason is not None:
-                choices.append(growing[item.index].finished(item.delta))
+                choices.append(choice.finished(item.delta))
                 usage = usage.plus(item)
-    return Answer(tuple(sorted(choices, key=lambda choice: choice.index)), usage)
+    answer = Answer(tuple(sorted(choices, key=lambda choice: choice.index)), usage)
+    return answer.best(sampling.n, of=sampling.num_samples) if sampling.keeps_best else answer
 
 
 class _GrowingChoice:
     """What has come of a choice so far."""
 
-    __slots__ = ("_index", "_logprobs", "_prompt_logprobs", "_shown", "_texts", "_token_ids")
+    __slots__ = ("_index", "_logprobs", "_prompt_logprobs", "_sampled", "_shown", "_texts", "_token_ids")
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -117,11 +142,13 @@ class _GrowingChoice:
         self._shown = ShownLogprobs()
         self._logprobs: list[PlacedLogprobs] = []
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._sampled: list[TokenLogprobs] = []
 
     def add(self, delta: OutputDelta) -> None:
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         self._logprobs += self._shown.take(delta)
+        self._sampled += [placed.token for placed in delta.logprobs]
         self._prompt_logprobs += delta.prompt_logprobs
 
     def finished(self, last: OutputDelta) -> Choice:
@@ -134,21 +161,24 @@ class _GrowingChoice:
             last.stop_reason,
             tuple(self._logprobs),
             self._prompt_logprobs,
+            tuple(self._sampled),
         )
 
 
 async def interleave(
-    streams: Sequence[AsyncGenerator[OutputDelta, None]], choices_per_prompt: int = 1
+    streams: Sequence[AsyncGenerator[OutputDelta, None]], streams_per_prompt: int = 1
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of several choices as they come. Raises when one of them fails, which ends the others.
 
-    Closing this closes all streams, which aborts what still runs.
+    A stream is one choice, or under beam search all those of its prompt. Closing this closes all streams, which aborts
+    what still runs.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]):
             async for delta in streams[0]:
                 _raise_failure(delta)
-                yield ChoiceDelta(0, delta)
+                for choice in _choices(ChoiceDelta(0, delta)):
+                    yield choice
         return
     arrived: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(index, stream, arrived)) for index, stream in enumerate(streams)]
@@ -160,7 +190,8 @@ async def interleave(
                 raise item
             _raise_failure(item.delta)
             num_open -= item.delta.finished
-            yield replace(item, counts_prompt=item.index % choices_per_prompt == 0)
+            for choice in _choices(replace(item, counts_prompt=item.index % streams_per_prompt == 0)):
+                yield choice
     finally:
         for pump in pumps:
             pump.cancel()
@@ -176,6 +207,29 @@ async def _pump(
                 arrived.put_nowait(ChoiceDelta(index, delta))
     except Exception as error:  # noqa: BLE001 - raised again by the reader of the queue
         arrived.put_nowait(error)
+
+
+def _choices(item: ChoiceDelta) -> list[ChoiceDelta]:
+    """The delta itself, or if it brings all texts of a beam search, one for each of these."""
+    completions = item.delta.completions
+    if not completions:
+        return [item]
+    return [
+        ChoiceDelta(
+            item.index * len(completions) + completion.index,
+            replace(
+                item.delta,
+                text=completion.text,
+                token_ids=completion.token_ids,
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+                num_output_tokens=len(completion.token_ids),
+                completions=(),
+            ),
+            counts_prompt=completion.index == 0,
+        )
+        for completion in completions
+    ]
 
 
 def _raise_failure(delta: OutputDelta) -> None:

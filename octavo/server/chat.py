@@ -9,9 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
-from octavo.engine.choices import fan_out
 from octavo.errors import RequestError
-from octavo.server.answers import collect, interleave
+from octavo.server.answers import collect, stream_choices
 from octavo.server.body import read_body
 from octavo.server.chat_answers import ChatShape, chat_completion, chat_events
 from octavo.server.chat_wire import ChatRequest
@@ -41,14 +40,13 @@ async def create_chat_completion(request: Request) -> Response:
     settings = service.settings
     body.check(strict=settings.strict_fields, trusts_templates=settings.trust_request_chat_template)
     prepared = await prepare(lambda: _prepare(service, body), received.num_bytes)
-    choices = fan_out(prepared)
-    deltas = interleave([service.engine.generate(choice) for choice in choices], len(choices))
+    deltas = stream_choices(service.engine, [prepared])
     head = service.head(prepared.request_id, "chat.completion.chunk" if body.stream else "chat.completion", body.model)
     shape = _shape(service, body, prepared)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
         return EventStream(chat_events(deltas, chunks, shape))
-    answer = await unless_client_leaves(collect(deltas, len(choices)), request.receive)
+    answer = await unless_client_leaves(collect(deltas, prepared.sampling), request.receive)
     return JSONResponse(head | chat_completion(answer, shape))
 
 

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
-from octavo.engine.choices import fan_out
 from octavo.errors import InvalidValueError
-from octavo.server.answers import collect, interleave
+from octavo.server.answers import collect, stream_choices
 from octavo.server.body import read_body
 from octavo.server.chunks import Chunks
 from octavo.server.completion_answers import CompletionShape, completion, completion_events
@@ -42,14 +41,13 @@ async def create_completion(request: Request) -> Response:
     body.check(strict=service.settings.strict_fields)
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     prepared = await prepare(lambda: _prepare(service, body, completion_id), received.num_bytes)
-    choices = [choice for one in prepared for choice in fan_out(one)]
-    deltas = interleave([service.engine.generate(choice) for choice in choices], body.n or 1)
+    deltas = stream_choices(service.engine, prepared)
     head = service.head(completion_id, "text_completion", body.model)
     shape = _shape(service, body, prepared)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
         return EventStream(completion_events(deltas, chunks, shape))
-    answer = await unless_client_leaves(collect(deltas, len(choices)), request.receive)
+    answer = await unless_client_leaves(collect(deltas, prepared[0].sampling), request.receive)
     return JSONResponse(head | completion(answer, shape))
 
 
@@ -75,7 +73,7 @@ def _prepare(service: Service, body: CompletionRequest, completion_id: str) -> l
     )
     if body.echo and body.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=body.logprobs)
-    _check_number(len(prompts), sampling.n, service.settings.max_choices)
+    _check_number(len(prompts), sampling.num_samples, service.settings.max_choices)
     if service.settings.log_requests:
         logger.info("%s: prompts=%r %r", completion_id, prompts, sampling)
     return [
@@ -91,10 +89,11 @@ def _prepare(service: Service, body: CompletionRequest, completion_id: str) -> l
     ]
 
 
-def _check_number(num_prompts: int, n: int, max_choices: int) -> None:
+def _check_number(num_prompts: int, num_samples: int, max_choices: int) -> None:
     if num_prompts > max_choices:
         raise InvalidValueError(f"prompt has {num_prompts} prompts; at most {max_choices} are allowed", param="prompt")
-    if num_prompts * n > max_choices:
+    if num_prompts * num_samples > max_choices:
         raise InvalidValueError(
-            f"n is {n}; with {num_prompts} prompts it may be at most {max_choices // num_prompts}", param="n"
+            f"n or best_of is {num_samples}; with {num_prompts} prompts it may be at most {max_choices // num_prompts}",
+            param="n",
         )

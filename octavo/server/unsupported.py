@@ -80,7 +80,6 @@ _SAMPLING: dict[str, AsksNothing] = {
     "guided_regex": never,
     "guided_whitespace_pattern": never,
     "kv_transfer_params": never,
-    "length_penalty": only(1),
     "logprob_token_ids": never,
     "priority": only(0),
     "repetition_detection": never,
@@ -91,7 +90,6 @@ _SAMPLING: dict[str, AsksNothing] = {
     "spaces_between_special_tokens": only(True),
     "stream_interval": only(1),
     "structured_outputs": never,
-    "use_beam_search": only(False),
     "vllm_xargs": only({}),
 }
 
@@ -125,11 +123,13 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
     "thinking_token_budget": never,
 }
 
-COMPLETION: Mapping[str, AsksNothing] = _SAMPLING | {
-    # OpenAI
-    "best_of": only(1),
-    # vLLM
-}
+COMPLETION: Mapping[str, AsksNothing] = (
+    _SAMPLING
+    | {
+        # OpenAI
+        # vLLM
+    }
+)
 
 MESSAGE: Mapping[str, AsksNothing] = {
     "annotations": only([]),

@@ -54,6 +54,10 @@ class SamplingFields(WireModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -120,6 +124,10 @@ class SamplingFields(WireModel):
             "allowed_token_ids": self.allowed_token_ids,
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_logprobs,
+            "best_of": self.best_of,
+            "use_beam_search": self.use_beam_search,
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
             "stop_token_ids": self.stop_token_ids,
             "include_stop_str_in_output": self.include_stop_str_in_output,
@@ -127,4 +135,13 @@ class SamplingFields(WireModel):
             "skip_special_tokens": self.skip_special_tokens,
         }
         set_fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(seed=self.seed, max_tokens=max_tokens, **{**defaults, **set_fields})
+        if self.use_beam_search:  # which draws nothing, whatever the model's authors advise for drawing
+            defaults = {}
+        sampling = SamplingParams(seed=self.seed, max_tokens=max_tokens, **{**defaults, **set_fields})
+        if self.stream and sampling.keeps_best:
+            raise InvalidValueError(
+                f"best_of is {sampling.best_of}; with stream=true it must be n ({sampling.n}), since which answers are "
+                "best is known only at their end",
+                param="best_of",
+            )
+        return sampling

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from typing import Any
 
 from octavo.config import BLOCK_TOKENS
 from octavo.sampling_params import SamplingParams
-from octavo.step import RowStart, RowStep, SampledToken, StepOutput, StepPlan, TokenMask
+from octavo.step import RowStart, RowStep, SampledToken, StepOutput, StepPlan, TokenLogprobs, TokenMask
 
 VOCAB_SIZE = 97
 EOS = 1
@@ -31,6 +32,24 @@ def next_token(state: int, num_tokens: int, sampling: SamplingParams, forbidden:
 
 def is_set(mask: TokenMask, token_id: int) -> bool:
     return bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def logprobs_after(state: int) -> list[float]:
+    """Log probabilities of all tokens after a history: a pure function of it, far from ties."""
+    logits = [extend(state, token_id) % 10_007 / 2_000 for token_id in range(VOCAB_SIZE)]
+    total = log(sum(map(exp, logits)))
+    return [logit - total for logit in logits]
+
+
+def likeliest_after(state: int, count: int, token_id: int | None = None) -> TokenLogprobs:
+    """The `count` likeliest tokens after a history, reported of `token_id` (None: of the likeliest itself)."""
+    logprobs = logprobs_after(state)
+    ranking = sorted(range(VOCAB_SIZE), key=lambda token_id: -logprobs[token_id])
+    chosen = ranking[0] if token_id is None else token_id
+    top = tuple(ranking[:count])
+    return TokenLogprobs(
+        chosen, logprobs[chosen], 1 + ranking.index(chosen), top, tuple(logprobs[token_id] for token_id in top)
+    )
 
 
 def continuation(prompt: Sequence[int], sampling: SamplingParams, count: int, ending: Sequence[int] = ()) -> list[int]:
@@ -143,8 +162,12 @@ class FakeExecutor:
         forbidden = row.start.forbidden_token_ids if end < row.start.min_total_tokens else ()
         if step.mask is not None:
             forbidden = [*forbidden, *(token_id for token_id in range(VOCAB_SIZE) if not is_set(step.mask, token_id))]
-        row.token_ids.append(next_token(state, end, row.start.sampling, forbidden))
-        return SampledToken(step.row, row.token_ids[-1])
+        sampling = row.start.sampling
+        token_id = next_token(state, end, sampling, forbidden)
+        if row.start.appends_sampled:
+            row.token_ids.append(token_id)
+        logprobs = None if sampling.logprobs is None else likeliest_after(state, sampling.logprobs, token_id)
+        return SampledToken(step.row, token_id, logprobs)
 
     def _read(self, row: _Row, num_tokens: int) -> int:
         state = 0

@@ -15,7 +15,7 @@ from octavo.engine.seeds import seed_of_choice
 from octavo.errors import InvalidValueError, StepError
 from octavo.sampling_params import MAX_CHOICES
 from tests.engine.fake_engine import FakeEngine
-from tests.engine.fakes import continuation
+from tests.engine.fakes import continuation, extend, logprobs_after
 
 FREE = SamplingParams(temperature=1.0, seed=7, max_tokens=30, ignore_eos=True)
 
@@ -54,6 +54,36 @@ def test_choices_of_several_prompts_keep_their_places(llm: LLM) -> None:
     assert [len(output.outputs) for output in outputs] == [2, 1, 3]
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs == llm.generate(prompt, replace(FREE, n=8))[0].outputs[: len(output.outputs)]
+
+
+def mean_logprob(prompt: list[int], tokens: list[int]) -> float:
+    state, total = 0, 0.0
+    for token_id in prompt:
+        state = extend(state, token_id)
+    for token_id in tokens:
+        total += logprobs_after(state)[token_id]
+        state = extend(state, token_id)
+    return total / len(tokens)
+
+
+def test_the_best_of_several_samples_are_given_best_first(llm: LLM) -> None:
+    sampling = replace(FREE, n=3, best_of=9, ignore_eos=False)
+    (output,) = llm.generate("258", sampling)
+    samples = llm.generate("258", replace(sampling, n=9))[0].outputs
+    ranking = sorted(samples, key=lambda sample: -mean_logprob([2, 5, 8], list(sample.token_ids)))
+    assert [choice.token_ids for choice in output.outputs] == [sample.token_ids for sample in ranking[:3]]
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    assert len({len(sample.token_ids) for sample in samples}) > 1, "all samples are equally long"
+    for choice in output.outputs:
+        expected = mean_logprob([2, 5, 8], list(choice.token_ids)) * len(choice.token_ids)
+        assert choice.cumulative_logprob == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("best_of", [0, 1, MAX_CHOICES + 1, True, 2.0])
+def test_a_wrong_best_of_is_refused_by_name(best_of: object) -> None:
+    with pytest.raises(InvalidValueError, match=r"^best_of is ") as refused:
+        SamplingParams(n=2, best_of=best_of)  # type: ignore[arg-type]
+    assert refused.value.param == "best_of"
 
 
 def test_greedy_choices_are_alike(llm: LLM) -> None:

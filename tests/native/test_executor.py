@@ -422,6 +422,16 @@ def test_tokens_given_between_steps_are_computed(executor: NativeExecutor, rng: 
     assert output.tokens == (SampledToken(0, int(executor.score([*prompt, sampled, *given])[-1].argmax())),)
 
 
+def test_a_row_may_leave_out_what_is_sampled_for_it(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """So that another token follows than the one sampled."""
+    prompt, given = prompt_of(rng, 9), int(rng.integers(LLAMA.vocab_size))
+    start = RowStart(0, prompt, 9, GREEDY, appends_sampled=False)
+    executor.execute(StepPlan((start,), (RowStep(0, 0, 9, ((5,),) * len(executor.kv_groups), True),)))
+    step = RowStep(0, 9, 1, (), samples=True, new_token_ids=(given,))
+    output = executor.execute(StepPlan((), (step,)))
+    assert output.tokens == (SampledToken(0, int(executor.score([*prompt, given])[-1].argmax())),)
+
+
 def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
     """A fork: full blocks are shared, the last one is copied, and both go their own way from there."""
     executor = executor_of(model, isa, threads=2)

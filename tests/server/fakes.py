@@ -23,7 +23,7 @@ from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.sampling_params import SamplingParams
-from octavo.step import RowStep, SampledToken, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
+from octavo.step import RowStart, RowStep, SampledToken, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 from tests.engine.fakes import is_set
 
 EOS = 256
@@ -100,7 +100,7 @@ class AlphabetExecutor:
         self.failures = 0
         self.step_s = 0.0
         self._rows: dict[int, list[int]] = {}
-        self._samplings: dict[int, SamplingParams] = {}
+        self._starts: dict[int, RowStart] = {}
         self.samplings: list[SamplingParams] = []
         self.bad_words: list[tuple[tuple[int, ...], ...]] = []
 
@@ -112,8 +112,8 @@ class AlphabetExecutor:
             self.failures -= 1
             raise RuntimeError("the backend stumbled over secret internals")
         for start in plan.starts:
+            self._starts[start.row] = start
             self._rows[start.row] = list(start.token_ids)
-            self._samplings[start.row] = start.sampling
             self.samplings.append(start.sampling)
             self.bad_words.append(start.bad_words)
         for step in plan.steps:
@@ -124,15 +124,17 @@ class AlphabetExecutor:
         )
 
     def _sample(self, step: RowStep) -> SampledToken:
-        tokens = self._rows[step.row]
+        tokens, start = self._rows[step.row], self._starts[step.row]
         wishes = (_after(tokens[-1]), *_CLOSING, *range(256))
-        allowed = (token_id for token_id in wishes if step.mask is None or is_set(step.mask, token_id))
-        tokens.append(next(allowed, 0))
-        num_top = self._samplings[step.row].logprobs
-        return SampledToken(step.row, tokens[-1], None if num_top is None else logprobs_of(tokens[-1], num_top))
+        token_id = next((wish for wish in wishes if step.mask is None or is_set(step.mask, wish)), 0)
+        if start.appends_sampled:
+            tokens.append(token_id)
+        num_top = start.sampling.logprobs
+        report = logprobs_of if start.appends_sampled else _likeliest
+        return SampledToken(step.row, token_id, None if num_top is None else report(token_id, num_top))
 
     def _score(self, step: RowStep) -> ScoredTokens:
-        tokens, num_top = self._rows[step.row], self._samplings[step.row].prompt_logprobs
+        tokens, num_top = self._rows[step.row], self._starts[step.row].sampling.prompt_logprobs
         assert num_top is not None
         return ScoredTokens(
             step.row, tuple(logprobs_of(tokens[position + 1], num_top) for position in step.scored_positions)
@@ -155,6 +157,12 @@ def _after(token_id: int) -> int:
     if token_id == ord("z"):
         return EOS
     return token_id + 1 if ord("a") <= token_id < ord("z") else ord("a")
+
+
+def _likeliest(token_id: int, count: int) -> TokenLogprobs:
+    """The token itself is likely, all others are the less so the further on they are."""
+    top = [token_id, *(other for other in range(EOS + 1) if other != token_id)][:count]
+    return TokenLogprobs(token_id, -0.5, 1, tuple(top), tuple(-0.5 - 2.0 * place for place in range(len(top))))
 
 
 class FakeEngine:

@@ -138,7 +138,6 @@ def test_null_is_the_same_as_absent(shared: Server) -> None:
         ("metadata", {"a": 1}),
         ("structured_outputs", {"regex": "a"}),
         ("guided_json", {}),
-        ("best_of", None),
         ("web_search_options", {}),
     ],
 )
@@ -146,12 +145,12 @@ def test_what_is_not_supported_is_refused_by_name(shared: Server, field: str, va
     answer = shared.chat(**{field: value})
     assert answer.status == 400
     assert answer.error["param"] == field
-    assert answer.error["code"] == ("unknown_parameter" if field == "best_of" else "unsupported_parameter")
+    assert answer.error["code"] == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", True), ("logprobs", 21), ("best_of", 2), ("prompt_logprobs", -1)],
+    [("logprobs", True), ("logprobs", 21), ("prompt_logprobs", -1)],
 )
 def test_legacy_fields_are_refused_by_name(shared: Server, field: str, value: object) -> None:
     answer = shared.complete(**{field: value})

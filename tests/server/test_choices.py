@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.fakes import FakeEngine
 from tests.server.live import Server, eventually
+from tests.server.test_disconnects import post
 
 
 @pytest.fixture
@@ -67,6 +68,28 @@ def test_a_wrong_n_is_refused_by_name(shared: Server, n: object) -> None:
         assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "n", "invalid_value")
 
 
+def test_the_best_are_kept_and_all_are_counted(shared: Server) -> None:
+    for answer in (shared.chat("w", n=2, best_of=3), shared.complete("w", n=2, best_of=3)):
+        assert answer.status == 200, answer.body
+        assert [choice["index"] for choice in answer.json["choices"]] == [0, 1]
+        assert answer.json["usage"]["completion_tokens"] == 3 * 4
+    two_prompts = shared.complete(["w", "x"], best_of=3).json
+    assert [choice["text"] for choice in two_prompts["choices"]] == ["xyz", "yz"]
+    assert two_prompts["usage"]["prompt_tokens"] == 2
+
+
+def test_the_best_cannot_be_streamed(shared: Server) -> None:
+    answer = shared.complete("w", best_of=3, stream=True)
+    assert (answer.status, answer.error["param"]) == (400, "best_of")
+    assert shared.complete("w", n=3, best_of=3, stream=True).status == 200
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 1, "n": 2}, {"best_of": 129}, {"best_of": "3"}, {"best_of": 0}])
+def test_a_wrong_best_of_is_refused_by_name(shared: Server, fields: dict) -> None:
+    for answer in (shared.chat(**fields), shared.complete(**fields)):
+        assert (answer.status, answer.error["param"]) == (400, "best_of")
+
+
 def test_prompts_times_n_are_limited(shared: Server) -> None:
     answer = shared.complete(["a", "b", "c"], n=3)
     assert (answer.status, answer.error["param"]) == (400, "n")
@@ -81,11 +104,62 @@ def test_an_error_in_a_step_ends_all_choices(server: Server, fake: FakeEngine) -
     assert fake.pool.num_used == 0
 
 
-def test_a_client_that_leaves_takes_all_its_choices_along(server: Server, fake: FakeEngine) -> None:
-    fake.executor.gate.clear()
-    impatient = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=0.3)
-    with impatient, pytest.raises(openai.APITimeoutError):
-        impatient.completions.create(model="alphabet", prompt="a", n=5)
-    fake.executor.gate.set()
+@pytest.mark.parametrize(("fields", "num_requests"), [({"n": 5}, 5), ({"n": 4, "use_beam_search": True}, 1)])
+def test_a_client_that_leaves_takes_all_its_choices_along(
+    server: Server, fake: FakeEngine, fields: dict, num_requests: int
+) -> None:
+    fake.executor.step_s = 0.05
+    connection = post(server, "/v1/completions", {"prompt": "a", "ignore_eos": True, "max_tokens": 200, **fields})
+    eventually(lambda: server.engine.num_unfinished == num_requests and fake.pool.num_used > 0)
+    connection.close()
     eventually(lambda: server.engine.num_unfinished == 0 and fake.pool.num_used == 0)
-    assert server.metric("vllm:request_success_total", finished_reason="abort") == 5
+    assert server.metric("vllm:request_success_total", finished_reason="abort") == num_requests
+
+
+def test_beam_search_over_http(client: openai.OpenAI) -> None:
+    beams = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.0, "early_stopping": True}
+    chat = client.chat.completions.create(
+        model="alphabet", messages=[{"role": "user", "content": "w"}], n=2, temperature=0, extra_body=beams
+    )
+    assert [choice.index for choice in chat.choices] == [0, 1]
+    assert chat.choices[0].message.content == "xyz" and chat.choices[0].finish_reason == "stop"
+    assert chat.choices[1].message.content != "xyz"
+    assert chat.usage is not None and chat.usage.prompt_tokens == 3
+    del beams["best_of"]
+    text = client.completions.create(
+        model="alphabet", prompt=["w", "ax"], n=2, best_of=3, max_tokens=8, temperature=0, extra_body=beams
+    )
+    assert [choice.index for choice in text.choices] == [0, 1, 2, 3]
+    assert (text.choices[0].text, text.choices[2].text) == ("xyz", "yz")
+    assert text.usage is not None and text.usage.prompt_tokens == 3
+
+
+def test_beams_stream_when_the_search_is_over(shared: Server) -> None:
+    *chunks, usage = shared.chat(
+        "w", n=2, use_beam_search=True, stream=True, stream_options={"include_usage": True}
+    ).events
+    texts = ["", ""]
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts[0] == "xyz" and texts[1] != "xyz"
+    assert usage["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"use_beam_search": True, "early_stopping": "sometimes"}, "early_stopping"),
+        ({"use_beam_search": True, "length_penalty": 1000}, "length_penalty"),
+        ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
+        ({"use_beam_search": True, "top_p": 0.9}, "top_p"),
+        ({"use_beam_search": True, "top_k": 5}, "top_k"),
+        ({"use_beam_search": True, "stop": ["x"]}, "stop"),
+        ({"use_beam_search": "yes"}, "use_beam_search"),
+    ],
+)
+def test_what_does_not_go_with_beam_search_is_refused_by_name(shared: Server, fields: dict, param: str) -> None:
+    for answer in (shared.chat(**fields), shared.complete(**fields)):
+        assert (answer.status, answer.error["param"]) == (400, param), answer.body

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.backends.native.logit_rows import IndexArray, LogitRows, logit_rows_of
 from octavo.backends.native.sampling_rows import SamplingRows
@@ -31,6 +32,7 @@ class Rows:
             (max_num_seqs, max_model_len + 1), np.int32
         )  # the last is never computed
         self._num_tokens: IndexArray = np.zeros(max_num_seqs, np.int64)
+        self._appends_sampled: npt.NDArray[np.bool_] = np.ones(max_num_seqs, np.bool_)
         self.block_tables: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self._num_blocks = [[0] * num_groups for _ in range(max_num_seqs)]
         self._sampling = SamplingRows(self._token_ids, vocab_size)
@@ -44,6 +46,7 @@ class Rows:
             raise StepError(f"row {row} starts with {num_tokens} tokens; it holds {self._token_ids.shape[1]}")
         self._token_ids[row, :num_tokens] = start.token_ids
         self._num_tokens[row] = num_tokens
+        self._appends_sampled[row] = start.appends_sampled
         self._num_blocks[row] = [0] * len(self.block_tables)
         self._sampling.start(start)
 
@@ -74,7 +77,9 @@ class Rows:
         return logit_rows
 
     def append(self, rows: IndexArray, token_ids: Int32Array) -> None:
-        """Each row now knows one more token."""
+        """Each row now knows one more token, which was sampled for it; those that do not want it stay as they are."""
+        wanted = self._appends_sampled[rows]
+        rows, token_ids = rows[wanted], token_ids[wanted]
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
 
