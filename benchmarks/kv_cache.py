@@ -56,18 +56,19 @@ class Use:
 
 
 def measure_costs() -> Costs:
-    new, known, leaving, decoded = [], [], [], []
     rng = random.Random(0)
-    for _ in range(REPEATS):
-        kv = KvCache(2 * blocks_for(LONG_PROMPT) + 100)
-        tokens = array(TOKEN_TYPE, [rng.randrange(VOCAB) for _ in range(LONG_PROMPT)])
-        first, second = kv.open(PrefixKey()), kv.open(PrefixKey())
-        new.append(_seconds(lambda: _enter_and_publish(kv, first, tokens)))
-        known.append(_seconds(lambda: _enter_and_publish(kv, second, tokens)))
-        leaving.append(_seconds(lambda: kv.leave(second, tokens, LONG_PROMPT)))
-        decoded.append(_seconds(lambda: _decode(kv, first, tokens, 50 * BLOCK_TOKENS)) / 50)
-    return Costs(
-        *(1e3 * statistics.median(seconds) for seconds in (new, known, leaving)), 1e6 * statistics.median(decoded)
+    runs = [_costs(array(TOKEN_TYPE, [rng.randrange(VOCAB) for _ in range(LONG_PROMPT)])) for _ in range(REPEATS)]
+    return Costs(*(statistics.median(column) for column in zip(*runs, strict=True)))
+
+
+def _costs(tokens: TokenIds) -> tuple[float, float, float, float]:
+    kv = KvCache(2 * blocks_for(LONG_PROMPT) + 100)
+    first, second = kv.open(PrefixKey()), kv.open(PrefixKey())
+    return (
+        1e3 * _seconds(lambda: _enter_and_publish(kv, first, tokens)),
+        1e3 * _seconds(lambda: _enter_and_publish(kv, second, tokens)),
+        1e3 * _seconds(lambda: kv.leave(second, tokens, LONG_PROMPT)),
+        1e6 * _seconds(lambda: _decode(kv, first, tokens, 50 * BLOCK_TOKENS)) / 50,
     )
 
 
