@@ -64,6 +64,25 @@ void oct_kv_cache::copy_blocks(const oct_step& step, octavo::ThreadShare share) 
   }
 }
 
+template <typename Visit>
+void oct_kv_cache::for_each_page(int group, int block, Visit&& visit) const {
+  if (group < 0 || size_t(group) >= groups_.size()) {
+    throw octavo::Error("layer group " + std::to_string(group) + " does not exist; there are " +
+                        std::to_string(groups_.size()));
+  }
+  if (block < 0 || block >= groups_[size_t(group)].num_blocks) {
+    throw octavo::Error("block " + std::to_string(block) + " does not exist; layer group " + std::to_string(group) +
+                        " has " + std::to_string(groups_[size_t(group)].num_blocks));
+  }
+  size_t offset = 0;
+  for (int index = 0; index < num_layers(); ++index) {
+    if (group_of(index) != group) continue;
+    octavo::KvLayer pages = layer(index);
+    visit(pages.data + block * pages.page_bytes, offset, size_t(pages.page_bytes));
+    offset += size_t(pages.page_bytes);
+  }
+}
+
 using octavo::guarded;
 
 extern "C" {
@@ -77,6 +96,24 @@ oct_kv_cache* oct_kv_cache_create(const oct_kv_group* groups, int num_groups, co
 }
 
 int64_t oct_kv_page_bytes(const oct_kv_group* group) { return octavo::page_bytes(*group); }
+
+int oct_kv_read_block(const oct_kv_cache* cache, int group, int block, void* pages) {
+  return guarded(-1, [&] {
+    cache->for_each_page(group, block, [&](const uint8_t* page, size_t offset, size_t bytes) {
+      memcpy(static_cast<char*>(pages) + offset, page, bytes);
+    });
+    return 0;
+  });
+}
+
+int oct_kv_write_block(oct_kv_cache* cache, int group, int block, const void* pages) {
+  return guarded(-1, [&] {
+    cache->for_each_page(group, block, [&](uint8_t* page, size_t offset, size_t bytes) {
+      memcpy(page, static_cast<const char*>(pages) + offset, bytes);
+    });
+    return 0;
+  });
+}
 
 void oct_kv_cache_destroy(oct_kv_cache* cache) { delete cache; }
 

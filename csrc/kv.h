@@ -15,6 +15,9 @@ struct oct_kv_cache {
   octavo::KvLayer layer(int index) const;
   // Called by all threads: each copies its share of the layers, one copy after the other.
   void copy_blocks(const oct_step& step, octavo::ThreadShare share) const;
+  // Calls visit(page, offset, bytes) for the block's page in each layer of the group; offset counts from the first.
+  template <typename Visit>
+  void for_each_page(int group, int block, Visit&& visit) const;
 
  private:
   const std::vector<oct_kv_group> groups_;

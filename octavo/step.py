@@ -82,15 +82,34 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockAddress:
+    """A block in a layer group."""
+
+    block_id: int
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoad:
+    """A block is to hold `pages`: bytes that the backend gave for a block of the same group, now or in another life."""
+
+    address: BlockAddress
+    pages: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: rows that start, then what each running row computes, in batch order. Empty `steps` is legal.
 
-    `copies` are made before anything is computed, one after the other.
+    Before anything is computed, the bytes of `saves` are read, then those of `loads` written, then `copies` made, one
+    after the other.
     """
 
     starts: tuple[RowStart, ...]
     steps: tuple[RowStep, ...]
     copies: tuple[BlockCopy, ...] = ()
+    saves: tuple[BlockAddress, ...] = ()
+    loads: tuple[BlockLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -131,7 +150,11 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One sampled token for each step with `samples`, and one entry for each with scored positions, in plan order."""
+    """One sampled token for each step with `samples`, and one entry for each with scored positions, in plan order.
+
+    `saved` are the bytes of each of the plan's `saves`.
+    """
 
     tokens: tuple[SampledToken, ...] = field(default=())
     scored: tuple[ScoredTokens, ...] = field(default=())
+    saved: tuple[bytes, ...] = field(default=(), repr=False)

@@ -71,6 +71,9 @@ oct_kv_cache* oct_kv_cache_create(const oct_kv_group* groups, int num_groups, co
                                   int num_layers);
 int64_t oct_kv_page_bytes(const oct_kv_group*);  // one block in one layer
 void oct_kv_cache_destroy(oct_kv_cache*);
+// A block's pages in the layers of a group, one layer after the other: bytes that mean something to this build only.
+int oct_kv_read_block(const oct_kv_cache*, int group, int block, void* pages);
+int oct_kv_write_block(oct_kv_cache*, int group, int block, const void* pages);
 
 // ---- program: a flat list of fixed-size instructions over numbered buffers ---------------------------------------
 enum oct_buffer_kind {

@@ -16,7 +16,17 @@ from octavo.backends.native.library import FloatArray
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
-from octavo.step import BlockCopy, KvGroup, RowStart, RowStep, SampledToken, StepPlan, TokenLogprobs
+from octavo.step import (
+    BlockAddress,
+    BlockCopy,
+    BlockLoad,
+    KvGroup,
+    RowStart,
+    RowStep,
+    SampledToken,
+    StepPlan,
+    TokenLogprobs,
+)
 from octavo.weights.gguf import GGUFType
 from tests.native.tiny import FAMILIES, GEMMA, LLAMA, TinyModel
 
@@ -449,6 +459,38 @@ def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng:
     output = executor.execute(StepPlan((original, fork), steps))
     expected = [executor.score(start.token_ids)[-1].argmax() for start in (original, fork)]
     assert [token.token_id for token in output.tokens] == expected
+
+
+def test_saved_blocks_may_be_loaded_elsewhere(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
+    """Blocks go out and come back in another place; what is loaded in a step is saved as it was before."""
+    executor = executor_of(model, isa, threads=2)
+    groups = range(len(executor.kv_groups))
+    prompt, other = prompt_of(rng, 32), prompt_of(rng, 9)
+    prefill = RowStep(0, 0, 32, ((5, 9),) * len(groups), samples=False)
+    executor.execute(StepPlan((start_of(0, (*prompt, 1)),), (prefill,)))
+    addresses = tuple(BlockAddress(block_id, group) for group in groups for block_id in (5, 9))
+    saved = executor.execute(StepPlan((), (), saves=addresses)).saved
+    assert [len(pages) for pages in saved] == [group.block_bytes for group in executor.kv_groups for _ in (5, 9)]
+    loads = tuple(
+        BlockLoad(BlockAddress({5: 9, 9: 30}[address.block_id], address.group), pages)
+        for address, pages in zip(addresses, saved, strict=True)
+    )
+    start = start_of(1, (*prompt, *other))
+    step = RowStep(1, 32, 9, ((9, 30, 7),) * len(groups), samples=True)
+    output = executor.execute(StepPlan((start,), (step,), saves=addresses, loads=loads))
+    assert output.saved == saved
+    assert [token.token_id for token in output.tokens] == [executor.score(start.token_ids)[-1].argmax()]
+
+
+@pytest.mark.parametrize("address", [BlockAddress(64), BlockAddress(-1)])
+def test_impossible_saves_and_loads_are_step_errors(executor: NativeExecutor, address: BlockAddress) -> None:
+    with pytest.raises(StepError, match=f"block {address.block_id} does not exist"):
+        executor.execute(StepPlan((), (), saves=(address,)))
+    pages = bytes(executor.kv_groups[0].block_bytes)
+    with pytest.raises(StepError, match=f"block {address.block_id} does not exist"):
+        executor.execute(StepPlan((), (), loads=(BlockLoad(address, pages),)))
+    with pytest.raises(StepError, match="3 bytes for a block of"):
+        executor.execute(StepPlan((), (), loads=(BlockLoad(BlockAddress(0), b"123"),)))
 
 
 @pytest.mark.parametrize(

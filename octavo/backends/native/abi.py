@@ -198,6 +198,8 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "oct_kv_cache_create": (c_void_p, [POINTER(KvGroup), c_int, POINTER(c_int32), c_int]),
     "oct_kv_page_bytes": (c_int64, [POINTER(KvGroup)]),
     "oct_kv_cache_destroy": (None, [c_void_p]),
+    "oct_kv_read_block": (c_int, [c_void_p, c_int, c_int, c_void_p]),
+    "oct_kv_write_block": (c_int, [c_void_p, c_int, c_int, c_char_p]),
     "oct_program_create": (
         c_void_p,
         [c_void_p, c_void_p, POINTER(Buffer), c_int, POINTER(Instruction), c_int, c_int, c_int, c_int],

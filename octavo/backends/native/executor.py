@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -74,6 +75,7 @@ class NativeExecutor:
         self._rows: Rows | None = None
         self._arrays: StepArrays | None = None
         self._program: Program | None = None
+        self._kv: KvCache | None = None
 
     @property
     def isa(self) -> str:
@@ -108,9 +110,9 @@ class NativeExecutor:
             block_tables=self._rows.block_tables,
             max_logit_rows=max_num_batched_tokens,
         )
-        kv = self._kv_layout.cache(num_blocks)
+        self._kv = self._kv_layout.cache(num_blocks)
         max_blocks = self._rows.block_tables.shape[2]
-        self._program = self._assemble(self._text, kv, max_num_batched_tokens, max_num_batched_tokens, max_blocks)
+        self._program = self._assemble(self._text, self._kv, max_num_batched_tokens, max_num_batched_tokens, max_blocks)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Runs the plan and gives the tokens it sampled and scored, in order.
@@ -121,14 +123,24 @@ class NativeExecutor:
             raise EngineError("the executor has not been allocated")
         for start in plan.starts:
             self._rows.start(start)
+        saved = self._move_blocks(plan)
         if not plan.steps and not plan.copies:
-            return StepOutput()
+            return StepOutput(saved=saved)
         self._arrays.set_copies(plan.copies)
         logit_rows = self._rows.gather(plan.steps, self._arrays)
         self._program.run(self._arrays.struct)
         drawn = ~logit_rows.scored
         self._rows.append(logit_rows.rows[drawn], self._arrays.sampled_token_ids[: len(drawn)][drawn])
-        return step_output(logit_rows, self._arrays)
+        output = step_output(logit_rows, self._arrays)
+        return replace(output, saved=saved) if saved else output
+
+    def _move_blocks(self, plan: StepPlan) -> tuple[bytes, ...]:
+        """Reads the plan's saves, then writes its loads."""
+        assert self._kv is not None
+        saved = tuple([self._kv.read_block(address.group, address.block_id) for address in plan.saves])
+        for load in plan.loads:
+            self._kv.write_block(load.address.group, load.address.block_id, load.pages)
+        return saved
 
     def score(self, token_ids: Sequence[int]) -> FloatArray:
         """Logits after every position of one prompt, [len, vocabulary]; nothing of it stays. For tests of accuracy."""
@@ -157,6 +169,8 @@ class NativeExecutor:
         """Frees everything now rather than when collected."""
         if self._program is not None:
             self._program.close()
+        if self._kv is not None:
+            self._kv.close()
         for weight in self._weights.values():
             weight.close()
         self._context.close()

@@ -149,6 +149,22 @@ class KvCache(_Owner):
         layer_array = (ctypes.c_int32 * len(layer_groups))(*layer_groups)
         handle = library().oct_kv_cache_create(group_array, len(groups), layer_array, len(layer_groups))
         super().__init__(_created(handle, ConfigError), library().oct_kv_cache_destroy)
+        counts = [sum(group == index for group in layer_groups) for index in range(len(groups))]
+        self._block_bytes = [count * kv_page_bytes(group) for count, group in zip(counts, groups, strict=True)]
+
+    def read_block(self, group: int, block_id: int) -> bytes:
+        """The bytes of a block in all layers of its group. Raises `StepError` if it does not exist."""
+        pages = ctypes.create_string_buffer(self._block_bytes[group])
+        if library().oct_kv_read_block(self.handle, group, block_id, pages):
+            raise StepError(last_error())
+        return pages.raw
+
+    def write_block(self, group: int, block_id: int, pages: bytes) -> None:
+        """Sets a block to what `read_block` gave. Raises `StepError` if it does not exist, or has another size."""
+        if len(pages) != self._block_bytes[group]:
+            raise StepError(f"{len(pages)} bytes for a block of {self._block_bytes[group]}")
+        if library().oct_kv_write_block(self.handle, group, block_id, pages):
+            raise StepError(last_error())
 
 
 def kv_page_bytes(group: abi.KvGroup) -> int:
