@@ -77,6 +77,7 @@ template <class Format, int R>
   }
 #pragma GCC unroll 8
   for (int s = part * steps; s < (part + 1) * steps; ++s) {
+    asm volatile("" ::: "memory");  // or GCC loads codes of later steps first, and spills them
     __m512i codes[2];
     load_step<Format>(panel, s, codes);
 #pragma GCC unroll 8
@@ -137,8 +138,9 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
     fetch_next(ahead);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
-    add_group<Format, R>(rows, row_bytes, panel, halves, sums);
-    if (is_refined && any_refined<R>(rows, row_bytes)) add_group<Format, R>(rows + rest, row_bytes, panel, halves, sums);
+    const uint8_t* codes = rows;
+    const uint8_t* last = is_refined && any_refined<R>(rows, row_bytes) ? rows + rest : rows;
+    for (; codes <= last; codes += rest) add_group<Format, R>(codes, row_bytes, panel, halves, sums);
     if constexpr (Format::has_min) {
       subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
     }
