@@ -20,12 +20,13 @@ const char* layout_name(int layout) {
 
 namespace {
 
-bool fits(int layout, const GgufTypeTraits& traits) {
-  switch (layout) {
-    case OCT_LAYOUT_BF16: return true;
-    case OCT_LAYOUT_GROUPED: return traits.code_bits != 0;
-  }
-  return false;
+// Plain values become codes of 8 bits.
+GgufTypeTraits codes_of(const GgufTypeTraits& traits) {
+  if (traits.code_bits != 0) return traits;
+  GgufTypeTraits codes = *gguf_type_traits(GGUF_Q8_0);
+  codes.type = traits.type;
+  codes.name = traits.name;
+  return codes;
 }
 
 const GgufTypeTraits& require_type(int gguf_type) {
@@ -48,8 +49,8 @@ void check_shape(const GgufTypeTraits& traits, int64_t num_rows, int64_t num_col
 std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_type, int64_t num_rows,
                                      int64_t num_columns) {
   const GgufTypeTraits& traits = require_type(gguf_type);
-  if (!fits(layout, traits)) {
-    throw Error("a tensor of type " + std::string(traits.name) + " cannot be packed in layout " + layout_name(layout));
+  if (layout != OCT_LAYOUT_BF16 && layout != OCT_LAYOUT_GROUPED) {
+    throw Error("there is no layout " + std::to_string(layout));
   }
   check_shape(traits, num_rows, num_columns);
   auto weight = std::make_unique<PackedWeight>();
@@ -57,10 +58,11 @@ std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_
   weight->layout = layout;
   weight->gguf_type = gguf_type;
   if (layout != OCT_LAYOUT_BF16) {
-    weight->code_bits = traits.code_bits;
-    weight->group = traits.group;
-    weight->has_min = traits.has_min;
-    weight->zero = traits.zero;
+    GgufTypeTraits codes = codes_of(traits);
+    weight->code_bits = codes.code_bits;
+    weight->group = codes.group;
+    weight->has_min = codes.has_min;
+    weight->zero = codes.zero;
   }
   weight->num_rows = num_rows;
   weight->num_columns = num_columns;

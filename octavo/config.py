@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ActivationDtype = Literal["auto", "bf16", "int8"]
+Quantization = Literal["int8"]
 EvictionPolicy = Literal["lru", "lfu"]
 
 DEFAULT_MODEL = "smollm2"
@@ -38,6 +39,7 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = None
     threads: int | None = None
     activation_dtype: ActivationDtype = "auto"
+    quantization: Quantization | None = None
     seed: int = 0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     enable_prefix_caching: bool = True
@@ -60,6 +62,7 @@ class EngineConfig:
     isa: str
     threads: int
     activation_dtype: Literal["bf16", "int8"]
+    quantization: Quantization | None
     weight_bytes: int
     max_model_len: int
     max_num_seqs: int

@@ -89,6 +89,21 @@ inline void write_group(const oct_weight& weight, const PanelShape& shape, const
   for (int c = 0; weight.has_min && c < shape.columns; ++c) *halves++ = float_to_half(columns[c].min);
 }
 
+// Columns [32 * index, 32 * index + 32) of a row of plain values as codes of 8 bits, the largest becoming 127 or -127.
+template <class Block>
+inline void quantize_plain_group(const uint8_t* row, int64_t columns, int64_t index, GgufGroup* group) {
+  float values[kGroup] = {};
+  int64_t first = index * kGroup, present = columns - first < kGroup ? columns - first : kGroup;
+  for (int64_t i = 0; i < present; ++i) values[i] = Block::read(row + (first + i) * Block::bytes);
+  float scale = half_to_float(float_to_half(largest_magnitude(values, kGroup) * (1.0f / 127.0f)));
+  for (int i = 0; i < kGroup; ++i) {
+    float code = scale > 0.0f ? nearbyintf(values[i] / scale) : 0.0f;
+    code = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;  // the scale was rounded
+    group->codes[i] = uint8_t(int(code) + 128);
+  }
+  set_scale(group, scale, 0.0f);
+}
+
 inline void pack_grouped_panel(const oct_weight& weight, const void* blocks, const int32_t* row_order, int64_t panel) {
   PanelShape shape = grouped_shape(weight);
   PanelFormat format = panel_format(weight);
@@ -99,11 +114,17 @@ inline void pack_grouped_panel(const oct_weight& weight, const void* blocks, con
     sources[present] = source_row(weight, blocks, row_order, panel * shape.columns + present);
   }
   GgufGroup columns[kMaxPanelColumns] = {};
-  visit_quantized_type(weight.gguf_type, [&](auto block) {
+  auto write = [&](auto read) {
     for (int64_t g = 0; g < format.num_groups; ++g) {
-      for (int c = 0; c < present; ++c) read_group<decltype(block)>(sources[c], g, &columns[c]);
+      for (int c = 0; c < present; ++c) read(sources[c], g, &columns[c]);
       write_group(weight, shape, columns, dst + g * shape.group_bytes);
     }
+  };
+  visit_quantized_type(weight.gguf_type, [&](auto block) { write(read_group<decltype(block)>); });
+  visit_plain_type(weight.gguf_type, [&](auto block) {
+    write([&](const uint8_t* row, int64_t g, GgufGroup* group) {
+      quantize_plain_group<decltype(block)>(row, weight.num_columns, g, group);
+    });
   });
 }
 
@@ -169,7 +190,10 @@ inline void unpack_grouped_row(const oct_weight& weight, int64_t row, float* val
   PanelFormat format = panel_format(weight);
   const uint8_t* panel = weight.data + row / shape.columns * format.panel_bytes;
   for (int64_t g = 0; g < format.num_groups; ++g) {
-    unpack_group(weight, shape, panel + g * shape.group_bytes, int(row % shape.columns), values + g * kGroup);
+    float group[kGroup];
+    unpack_group(weight, shape, panel + g * shape.group_bytes, int(row % shape.columns), group);
+    int64_t present = weight.num_columns - g * kGroup;
+    memcpy(values + g * kGroup, group, size_t(present < kGroup ? present : kGroup) * sizeof(float));
   }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli.sizes import parse_bytes, parse_count
-from octavo.config import DEFAULT_MODEL, EngineArgs
+from octavo.config import DEFAULT_MODEL, EngineArgs, Quantization
 from octavo.sampling_params import SamplingParams
 
 _DEFAULTS = EngineArgs()
@@ -39,6 +40,13 @@ def model_or_default(model: str | None) -> str:
 def fresh_seed() -> int:
     """For verbs whose answers should differ from one call to the next."""
     return secrets.randbits(63)
+
+
+class Quantizations(StrEnum):
+    INT8 = "int8"
+
+
+_QUANTIZATIONS: Mapping[Quantizations, Quantization] = {Quantizations.INT8: "int8"}
 
 
 class Activations(StrEnum):
@@ -121,6 +129,16 @@ class EngineFlags:
             rich_help_panel=_ENGINE,
         ),
     ] = Activations.AUTO
+    quantization: Annotated[
+        Quantizations | None,
+        typer.Option(
+            "--quantization",
+            "-q",
+            help="Round the weights of a file of 16 or 32 bits when it is loaded.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         typer.Option(
@@ -186,6 +204,7 @@ class EngineFlags:
             kv_cache_memory_bytes=self.kv_cache_memory,
             threads=self.threads,
             activation_dtype=self.activation_dtype.value,
+            quantization=None if self.quantization is None else _QUANTIZATIONS[self.quantization],
             seed=default_seed if self.seed is None else self.seed,
             max_logprobs=self.max_logprobs,
             enable_prefix_caching=self.enable_prefix_caching,

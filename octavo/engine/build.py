@@ -73,6 +73,7 @@ def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> Nativ
         isa=envs.cpu_isa(),
         threads=compute.threads,
         activation_dtype=compute.activation_dtype,
+        quantization=compute.quantization,
         progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
 

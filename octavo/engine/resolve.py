@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal
 
-from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig, GenerationDefaults
+from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig, GenerationDefaults, Quantization
 from octavo.engine.kv_memory import KvMemory
 from octavo.engine.machine import Machine
 from octavo.errors import ConfigError
@@ -43,6 +43,7 @@ class Compute:
 
     threads: int
     activation_dtype: Literal["bf16", "int8"]
+    quantization: Quantization | None = None
 
 
 def check_args(args: EngineArgs) -> None:
@@ -68,6 +69,10 @@ def check_args(args: EngineArgs) -> None:
     _require_at_least(1, "--kv-cache-memory", args.kv_cache_memory_bytes)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
         raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
+    if args.quantization not in (None, "int8"):
+        raise ConfigError(f"--quantization is {args.quantization!r}; it must be int8, or left out")
+    if args.quantization is not None and args.activation_dtype == "bf16":
+        raise ConfigError("--quantization int8 needs int8 activations; leave --activation-dtype out or set it to int8")
     if args.prefix_eviction_policy not in ("lru", "lfu"):
         raise ConfigError(f"--prefix-eviction-policy is {args.prefix_eviction_policy!r}; it must be lru or lfu")
     if not isinstance(args.memory_utilization, Real) or not 0.0 < args.memory_utilization <= 1.0:
@@ -75,11 +80,19 @@ def check_args(args: EngineArgs) -> None:
 
 
 def resolve_compute(args: EngineArgs, *, quantized: bool, machine: Machine) -> Compute:
-    """`quantized`: the file's matrices are stored in fewer than 16 bits."""
+    """`quantized`: the file's matrices are stored in fewer than 16 bits.
+
+    Raises `ConfigError` when such a file is to be quantised again.
+    """
     threads = machine.num_cores if args.threads is None else args.threads
+    if args.quantization is not None and quantized:
+        raise ConfigError(
+            f"--quantization {args.quantization}: the weights in the file are quantised already; leave the flag out"
+        )
     if args.activation_dtype == "auto":
-        return Compute(threads, "int8" if quantized else "bf16")
-    return Compute(threads, args.activation_dtype)
+        quantized = quantized or args.quantization is not None
+        return Compute(threads, "int8" if quantized else "bf16", args.quantization)
+    return Compute(threads, args.activation_dtype, args.quantization)
 
 
 def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Machine) -> EngineConfig:
@@ -98,6 +111,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         isa=facts.isa,
         threads=compute.threads,
         activation_dtype=compute.activation_dtype,
+        quantization=compute.quantization,
         weight_bytes=facts.weight_bytes,
         max_model_len=max_model_len,
         max_num_seqs=args.max_num_seqs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Literal
 
+from octavo.config import Quantization
 from octavo.errors import UnsupportedModelError
 from octavo.weights.gguf import GGUFType
 
@@ -34,10 +35,11 @@ _CANONICAL: dict[GGUFType, Layout] = {
 }
 
 
-def layout_of(encoding: int, activation: Literal["bf16", "int8"]) -> Layout:
+def layout_of(encoding: int, activation: Literal["bf16", "int8"], quantization: Quantization | None = None) -> Layout:
     """The layout of a matrix of GGUF type `encoding`. With bf16 activations every matrix becomes bf16.
 
-    Raises `UnsupportedModelError` for a type Octavo cannot pack.
+    `quantization` is what becomes of matrices of 16 or 32 bits: int8 gives them codes of 8 bits with a scale for 32
+    columns. Raises `UnsupportedModelError` for a type Octavo cannot pack.
     """
     try:
         layout = _CANONICAL[GGUFType(encoding)]
@@ -45,4 +47,6 @@ def layout_of(encoding: int, activation: Literal["bf16", "int8"]) -> Layout:
         raise UnsupportedModelError(f"GGUF tensor type {encoding} is unknown") from None
     except KeyError:
         raise UnsupportedModelError(f"GGUF tensor type {GGUFType(encoding).name} is not supported") from None
-    return Layout.BF16 if activation == "bf16" else layout
+    if activation == "bf16":
+        return Layout.BF16
+    return Layout.GROUPED if quantization == "int8" else layout

@@ -16,7 +16,7 @@ def startup_text(config: EngineConfig, url: str, served_model_names: tuple[str, 
     rows = {
         "model": f"{Path(config.model_path).stem} ({config.architecture}, {config.size_label})",
         "file": config.model_path,
-        "weights": f"{_size(config.weight_bytes)}, {config.activation_dtype} activations",
+        "weights": ", ".join(_weights(config)),
         "compute": f"{config.isa}, {_count(config.threads, 'thread')}",
         "KV cache": f"{_size(config.kv_cache_bytes)} = {config.kv_cache_tokens:,} tokens = {_concurrency(config):.1f} "
         "requests of maximum length",
@@ -39,6 +39,11 @@ def startup_values(config: EngineConfig, url: str, served_model_names: tuple[str
         "served_model_names": list(served_model_names),
         "url": url,
     }
+
+
+def _weights(config: EngineConfig) -> list[str]:
+    quantized = [] if config.quantization is None else [f"quantised to {config.quantization}"]
+    return [_size(config.weight_bytes), *quantized, f"{config.activation_dtype} activations"]
 
 
 def _concurrency(config: EngineConfig) -> float:

@@ -57,7 +57,8 @@ class FakeEngine:
         self.core = EngineCore(self.executor, tokenizer, kv, masks=masks, listeners=[self.stats], **limits)
         config = EngineConfig(
             model="fake", model_path="", architecture="fake", size_label="", isa="none", threads=1,
-            activation_dtype="bf16", weight_bytes=0, max_model_len=max_model_len, num_blocks=num_blocks,
+            activation_dtype="bf16", quantization=None, weight_bytes=0, max_model_len=max_model_len,
+            num_blocks=num_blocks,
             kv_cache_bytes=0, vocab_size=VOCAB_SIZE, seed=0, enable_prefix_caching=True,
             prefix_eviction_policy="lru", **limits,
         )  # fmt: skip

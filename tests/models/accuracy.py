@@ -1,6 +1,6 @@
 """How far a model's next-token distributions are from float32 on the same dequantised weights.
 
-    accuracy.py MODEL.gguf [--activation-dtype int8|bf16] [--windows N] [--isa ISA]
+    accuracy.py MODEL.gguf [--activation-dtype int8|bf16] [--quantization int8] [--windows N] [--isa ISA]
 
 Oracle: transformers in float32 on the dequantised weights of the same file. Both are teacher-forced over real English
 prose (the language reference that ships inside every CPython); compared are the mean Kullback-Leibler divergence
@@ -22,6 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo.backends.native.executor import NativeExecutor
+from octavo.config import Quantization
 from octavo.weights.loader import open_checkpoint
 
 WINDOW_TOKENS = 1024
@@ -71,10 +72,20 @@ def windows(tokenizer: object, num_windows: int) -> list[list[int]]:
     return found
 
 
-def compare(oracle: Oracle, path: Path, activation_dtype: Literal["int8", "bf16"], isa: str | None = None) -> Accuracy:
+def compare(
+    oracle: Oracle,
+    path: Path,
+    activation_dtype: Literal["int8", "bf16"],
+    isa: str | None = None,
+    quantization: Quantization | None = None,
+) -> Accuracy:
     with open_checkpoint(path) as checkpoint:
         executor = NativeExecutor(
-            checkpoint, isa=isa, threads=len(os.sched_getaffinity(0)), activation_dtype=activation_dtype
+            checkpoint,
+            isa=isa,
+            threads=len(os.sched_getaffinity(0)),
+            activation_dtype=activation_dtype,
+            quantization=quantization,
         )
     try:
         kl: list[float] = []
@@ -101,10 +112,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--activation-dtype", choices=["int8", "bf16"])
+    parser.add_argument("--quantization", choices=["int8"])
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS)
     parser.add_argument("--isa")
     args = parser.parse_args()
     oracle = Oracle(args.model, args.windows)
+    if args.quantization is not None:
+        found = compare(oracle, args.model, "int8", args.isa, args.quantization)
+        print(f"{args.model.name} with weights in {args.quantization}: {found}")
+        return
     for dtype in [args.activation_dtype] if args.activation_dtype else ["int8", "bf16"]:
         print(f"{args.model.name} {dtype}: {compare(oracle, args.model, dtype, args.isa)}", flush=True)
 

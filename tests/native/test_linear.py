@@ -28,6 +28,7 @@ ONE_OF_EACH_LAYOUT = [
     (GGUFType.Q6_K, Layout.GROUPED),
     (GGUFType.Q8_0, Layout.GROUPED),
     (GGUFType.F16, Layout.BF16),
+    (GGUFType.BF16, Layout.GROUPED),
 ]
 REFINED_ABOVE = 3  # a group is refined if its largest value, squared, is so many times the average of the row's groups
 

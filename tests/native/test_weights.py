@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from octavo.backends.native.library import Context, FloatArray, dequantize
+from octavo.backends.native.library import Context, FloatArray, PackedWeight, dequantize
 from octavo.quant.gguf import Layout, layout_of
 from octavo.weights.gguf import GGUFType
 from tests.native.harness import RandomTensor, random_tensor
@@ -73,6 +73,20 @@ def assert_unpacks(context: Context, tensor: RandomTensor, layout: Layout) -> No
         minimums = minimums_of(tensor)
         parts = np.abs(tensor.values + minimums) + minimums  # of value = scale * code - minimum
         assert np.all(np.abs(found - tensor.values) <= 2.0**-11 * 1.001 * parts + 1e-7)
+
+
+@pytest.mark.parametrize("encoding", PLAIN, ids=by_name)
+def test_plain_weights_become_codes_of_8_bits(context: Context, encoding: GGUFType, rng: np.random.Generator) -> None:
+    """No value moves by more than half a step of its group of 32 columns; zeros stay zero."""
+    for num_columns in columns_of(encoding):
+        tensor = random_tensor(rng, encoding, (37, num_columns))
+        found = tensor.pack(context, Layout.GROUPED).unpack()
+        padded = np.pad(tensor.values, ((0, 0), (0, -num_columns % 32))).reshape(37, -1, 32)
+        steps = np.abs(padded).max(-1, keepdims=True) / 127
+        allowed = np.broadcast_to(steps * 0.5 + steps * 127 * 2.0**-11, padded.shape).reshape(37, -1)[:, :num_columns]
+        assert np.all(np.abs(found - tensor.values) <= allowed * 1.001)
+    nothing = PackedWeight(context, Layout.GROUPED, GGUFType.F32, (3, 40), np.zeros(480, np.uint8))
+    np.testing.assert_array_equal(nothing.unpack(), 0)
 
 
 def minimums_of(tensor: RandomTensor) -> FloatArray:

@@ -189,6 +189,7 @@ class FakeEngine:
             isa="scalar",
             threads=1,
             activation_dtype="int8",
+            quantization=None,
             weight_bytes=26,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

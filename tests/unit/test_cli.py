@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.cli import chat, local_engine, main, measure
-from octavo.cli.flags import Activations, EngineFlags, Eviction
+from octavo.cli.flags import Activations, EngineFlags, Eviction, Quantizations
 from octavo.cli.sizes import parse_bytes, parse_count
 from octavo.config import EngineArgs
 from octavo.sampling_params import SamplingParams
@@ -104,6 +104,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
     }
     assert flags == {
         "--activation-dtype",
+        "--quantization",
         "--api-key",
         "--disable-log-stats",
         "--enable-log-requests",
@@ -136,7 +137,9 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
 
 def test_every_engine_argument_has_a_flag() -> None:
     assert EngineFlags().args("m") == EngineArgs("m")
-    flags = EngineFlags(1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, 9, 50, "vllm", "{}", False, Eviction.LFU)
+    flags = EngineFlags(
+        1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, Quantizations.INT8, 9, 50, "vllm", "{}", False, Eviction.LFU
+    )
     args = flags.args("m")
     default = EngineArgs()
     for name in EngineArgs.__dataclass_fields__:

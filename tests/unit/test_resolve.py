@@ -108,6 +108,13 @@ def test_threads_and_dtype() -> None:
     assert resolve_compute(explicit, quantized=True, machine=machine(1)).activation_dtype == "bf16"
 
 
+def test_quantization_brings_int8_activations_and_is_for_files_of_16_bits() -> None:
+    args = EngineArgs(quantization="int8")
+    assert resolve_compute(args, quantized=False, machine=machine(1)) == Compute(6, "int8", "int8")
+    with pytest.raises(ConfigError, match="--quantization int8: the weights in the file are quantised already"):
+        resolve_compute(args, quantized=True, machine=machine(1))
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -134,6 +141,8 @@ def test_threads_and_dtype() -> None:
         (EngineArgs(memory_utilization=0.0), "--memory-utilization is 0.0"),
         (EngineArgs(memory_utilization=1.5), "--memory-utilization is 1.5"),
         (EngineArgs(memory_utilization=float("nan")), "--memory-utilization is nan"),
+        (EngineArgs(quantization="int4"), "--quantization is 'int4'; it must be int8"),  # type: ignore[arg-type]
+        (EngineArgs(quantization="int8", activation_dtype="bf16"), "--quantization int8 needs int8 activations"),
         (EngineArgs(activation_dtype="fp8"), "--activation-dtype is 'fp8'"),  # type: ignore[arg-type]
     ],
 )

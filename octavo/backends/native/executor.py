@@ -23,7 +23,7 @@ from octavo.backends.native.lower import lower
 from octavo.backends.native.rows import Rows
 from octavo.backends.native.step_arrays import StepArrays
 from octavo.backends.native.step_results import step_output
-from octavo.config import BLOCK_TOKENS
+from octavo.config import BLOCK_TOKENS, Quantization
 from octavo.errors import EngineError, InvalidValueError
 from octavo.graph.trace import trace
 from octavo.quant.gguf import layout_of
@@ -51,13 +51,16 @@ class NativeExecutor:
         isa: str | None,
         threads: int,
         activation_dtype: Literal["bf16", "int8"],
+        quantization: Quantization | None = None,
         progress: Progress | None = None,
     ) -> None:
         model = checkpoint.model
         self.vocab_size = model.vocab_size
         self._kv_layout = KvLayout(model.kv_layers)
         matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
-        layouts = {name: layout_of(tensor.encoding, activation_dtype) for name, tensor in matrices.items()}
+        layouts = {
+            name: layout_of(tensor.encoding, activation_dtype, quantization) for name, tensor in matrices.items()
+        }
         self._text = lower(trace(model), layouts)
         self._context = Context(isa, threads)
         report = _ProgressReport(checkpoint.tensors, progress)
