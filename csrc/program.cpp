@@ -13,8 +13,6 @@ using octavo::guarded;
 namespace octavo {
 namespace {
 
-constexpr int sample_chunk_rows = 32;
-constexpr int sample_scratch_arrays = sizeof(SampleScratch) / sizeof(void*);
 constexpr int64_t alignment = 128;  // no two threads' scratch on one pair of cache lines
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -30,12 +28,6 @@ Matrix columns_from(Matrix matrix, int32_t first, int64_t num_columns) {
   return {matrix.data + first, matrix.stride, int32_t(num_columns)};
 }
 
-// The part of an operand that starts at a row.
-Operand rows_from(Operand operand, int64_t first) {
-  operand.data += first * operand.row_bytes;
-  return operand;
-}
-
 }  // namespace
 }  // namespace octavo
 
@@ -47,7 +39,8 @@ oct_program::oct_program(oct_context& context, const oct_kv_cache* kv, std::vect
       buffers_(std::move(buffers)),
       instructions_(std::move(instructions)),
       limits_(octavo::validate_program({context.kernels, kv, buffers_, instructions_}, max_tokens, max_logit_rows,
-                                       max_blocks)) {
+                                       max_blocks)),
+      sampler_(context.kernels, context.team, limits_.num_logits, max_logit_rows) {
   lay_out_arena();
 }
 
@@ -92,17 +85,11 @@ void oct_program::lay_out_arena() {
   attention_scratch_stride_ = octavo::aligned(attention_scratch_bytes());
   int64_t attention_scratch = reserve(num_threads * attention_scratch_stride_);
   int64_t attention_shared = reserve(attention_shared_bytes());
-  logits_stride_ = octavo::aligned(limits_.num_logits * int64_t(sizeof(float))) / int64_t(sizeof(float));
-  int64_t logits_bytes = logits_stride_ * int64_t(sizeof(float));
-  int64_t logits = reserve(std::min(octavo::sample_chunk_rows, limits_.max_logit_rows) * logits_bytes);
-  int64_t sample_scratch = reserve(num_threads * octavo::sample_scratch_arrays * logits_bytes);
 
   arena_ = octavo::Arena(size_t(std::max(used, octavo::alignment)));
   for (int64_t offset : offsets) buffer_data_.push_back(arena_.data() + offset);
   attention_scratch_ = arena_.data() + attention_scratch;
   attention_shared_ = arena_.data() + attention_shared;
-  logits_ = reinterpret_cast<float*>(arena_.data() + logits);
-  sample_scratch_ = reinterpret_cast<float*>(arena_.data() + sample_scratch);
 }
 
 float* oct_program::matrix_data(int buffer) const {
@@ -230,34 +217,7 @@ void oct_program::execute(const oct_select_rows& op, const oct_step& step, Threa
 }
 
 void oct_program::execute(const oct_sample& op, const oct_step& step, ThreadShare share) {
-  octavo::Matrix chunk{logits_, logits_stride_, int32_t(op.weight->num_rows)};
-  for (int first = 0; first < step.num_logit_rows; first += octavo::sample_chunk_rows) {
-    if (first > 0) context_.team.barrier();  // the chunk before has been sampled
-    int rows = std::min(octavo::sample_chunk_rows, step.num_logit_rows - first);
-    octavo::Operand src = octavo::rows_from(operand(op.src), first);
-    context_.kernels.linear({src, rows, op.weight, nullptr, false, chunk}, share);
-    context_.team.barrier();
-    for (int row = share.thread; row < rows; row += share.num_threads) {
-      sample_row(op, step, first + row, chunk.data + row * chunk.stride, share.thread);
-    }
-  }
-}
-
-void oct_program::sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, int thread) {
-  int64_t num_logits = op.weight->num_rows;
-  const oct_sampling& sampling = step.sampling[row];
-  float* scratch = sample_scratch_ + thread * octavo::sample_scratch_arrays * logits_stride_;
-  octavo::SampleRow args{&sampling,
-                         op.softcap,
-                         step.bias_token_ids + sampling.first_bias,
-                         step.bias_values + sampling.first_bias,
-                         {step.logprobs + row, step.ranks + row, step.top_token_ids + sampling.first_logprob,
-                          step.top_logprobs + sampling.first_logprob}};
-  step.sampled_token_ids[row] = context_.kernels.sample(
-      logits, num_logits, args,
-      {scratch, reinterpret_cast<int32_t*>(scratch + logits_stride_), scratch + 2 * logits_stride_,
-       reinterpret_cast<int32_t*>(scratch + 3 * logits_stride_)});
-  if (step.logits) memcpy(step.logits + row * num_logits, logits, size_t(num_logits) * sizeof(float));
+  sampler_.run(op, operand(op.src), step, share);
 }
 
 extern "C" {

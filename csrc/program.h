@@ -6,6 +6,7 @@
 #include "context.h"
 #include "kernels/kernels.h"
 #include "kv.h"
+#include "sampler.h"
 #include "validate.h"
 
 struct oct_program {
@@ -15,7 +16,7 @@ struct oct_program {
 
   void run(const oct_step& step);
   float* matrix_data(int buffer) const;
-  int64_t arena_bytes() const { return int64_t(arena_.bytes()); }
+  int64_t arena_bytes() const { return int64_t(arena_.bytes()) + sampler_.bytes(); }
 
  private:
   using ThreadShare = octavo::ThreadShare;
@@ -36,7 +37,6 @@ struct oct_program {
   void execute(const oct_attention& op, const oct_step& step, ThreadShare share);
   void execute(const oct_select_rows& op, const oct_step& step, ThreadShare share);
   void execute(const oct_sample& op, const oct_step& step, ThreadShare share);
-  void sample_row(const oct_sample& op, const oct_step& step, int row, float* logits, int thread);
 
   octavo::Matrix matrix(int buffer) const;
   octavo::Operand operand(int buffer) const;
@@ -48,6 +48,7 @@ struct oct_program {
   const std::vector<oct_buffer> buffers_;
   const std::vector<oct_instruction> instructions_;
   octavo::StepLimits limits_;
+  octavo::Sampler sampler_;
 
   octavo::Arena arena_;
   std::vector<uint8_t*> buffer_data_;
@@ -55,7 +56,4 @@ struct oct_program {
   int64_t attention_scratch_stride_ = 0;
   uint8_t* attention_scratch_ = nullptr;  // [threads, attention_scratch_stride_]
   uint8_t* attention_shared_ = nullptr;
-  int64_t logits_stride_ = 0;
-  float* logits_ = nullptr;          // [rows of a chunk, logits_stride_]
-  float* sample_scratch_ = nullptr;  // [threads, SampleScratch's arrays, logits_stride_]
 };

@@ -96,6 +96,20 @@ struct LinearArgs {
   Matrix dst;  // already offset by dst_column; columns = N
 };
 
+struct Largest {
+  float logit;
+  int32_t token;  // the first that has it; 0 if all are NaN
+};
+
+struct HeadArgs {
+  Operand src;
+  int num_rows;
+  const oct_weight* weight;
+  const int32_t* slots;  // [num_rows]: the row of `logits` to be written; -1: only the largest is kept
+  Matrix logits;
+  Largest* largest;  // [num_rows], of this thread
+};
+
 struct GatedLinearArgs {
   Operand src_gate;
   Operand src_up;
@@ -200,6 +214,7 @@ struct Kernels {
   void (*rms_norm)(const RmsNormArgs&, ThreadShare);
   void (*quantize)(const QuantizeArgs&, ThreadShare);
   void (*linear)(const LinearArgs&, ThreadShare);
+  void (*head)(const HeadArgs&, ThreadShare);
   void (*gated_linear)(const GatedLinearArgs&, ThreadShare);
   void (*rope_kv)(const RopeKvArgs&, ThreadShare);
   int64_t (*attention_scratch_bytes)(int num_heads, int num_kv_heads, int head_size);  // per thread

@@ -26,11 +26,6 @@ inline void cap_logits(float* logits, int64_t count, float softcap) {
   for (int64_t j = i; j < count; ++j) logits[j] = lanes[j - i];
 }
 
-struct Largest {
-  float logit;
-  int32_t token;  // the first that has it; 0 if all are NaN
-};
-
 inline Largest find_largest(const float* logits, int64_t count) {
   Largest best{-INFINITY, 0};
   int64_t start = 0;

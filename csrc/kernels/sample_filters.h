@@ -135,9 +135,23 @@ inline MassBin bin_of_mass(const double* masses, double target) {
   return found;
 }
 
-// The last token by rank of the smallest leading set of the row that weighs `top_p` of `total`. `tokens` is scratch.
+inline double mass_of(const float* weights, const int32_t* tokens, int64_t count) {
+  double mass = 0;
+  for (int64_t i = 0; i < count; ++i) mass += weights[tokens[i]];
+  return mass;
+}
+
+// Most rows have most of their mass in fewer tokens than this.
+constexpr int64_t kFewTokens = 1024;
+
+// The last token by rank of the smallest leading set of the row that weighs `top_p` of `total`. `tokens` is scratch, and
+// few tokens have logits of at least `high`.
 inline int32_t last_of_row_within_mass(const float* logits, const float* weights, int64_t count, const WeightRule& rule,
-                                       double total, double top_p, int32_t* tokens) {
+                                       double total, double top_p, float high, int32_t* tokens) {
+  int64_t few = gather_candidates(logits, weights, count, high, tokens);
+  if (mass_of(weights, tokens, few) >= total * top_p) {
+    return last_within_mass(logits, weights, tokens, few, total * top_p);
+  }
   // All lighter tokens together weigh less than top_p may leave out.
   float lightest = float(0.5 * total * (1.0 - top_p) / double(count));
   if (!(lightest > 0)) lightest = 1e-45f;
@@ -162,12 +176,6 @@ inline int64_t drop_later_ties(const float* logits, int32_t last, int32_t* token
   return kept;
 }
 
-inline double mass_of(const float* weights, const int32_t* tokens, int64_t count) {
-  double mass = 0;
-  for (int64_t i = 0; i < count; ++i) mass += weights[tokens[i]];
-  return mass;
-}
-
 inline int32_t draw_from(const float* weights, const int32_t* tokens, int64_t count, double target) {
   double before = 0;
   for (int64_t i = 0; i + 1 < count; ++i) {
@@ -182,7 +190,8 @@ inline int32_t draw_filtered(const float* logits, int64_t count, const oct_sampl
   float* weights = scratch.weights;
   int32_t* tokens = scratch.tokens;
   bool by_k = row.top_k > 0 && row.top_k < count, by_p = row.top_p < 1.0f;
-  float threshold = by_k ? reached_by_k(logits, count, row.top_k, weights, tokens) : -INFINITY;
+  float threshold = -INFINITY;
+  if (by_k || by_p) threshold = reached_by_k(logits, count, by_k ? row.top_k : kFewTokens, weights, tokens);
   double total = weigh(logits, count, rule, weights, nullptr);
   int64_t found = 0;
   if (by_k) {
@@ -195,7 +204,7 @@ inline int32_t draw_filtered(const float* logits, int64_t count, const oct_sampl
   int32_t last = -1;  // of the tokens with the lowest logit that is kept, those up to this one are
   if (by_p) {
     last = by_k ? last_within_mass(logits, weights, tokens, found, mass_of(weights, tokens, found) * row.top_p)
-                : last_of_row_within_mass(logits, weights, count, rule, total, row.top_p, tokens);
+                : last_of_row_within_mass(logits, weights, count, rule, total, row.top_p, threshold, tokens);
     threshold = logits[last];
   }
   if (by_p || !by_k) found = gather_candidates(logits, weights, count, threshold, tokens);

@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "embed.h"
 #include "gated_linear.h"
+#include "head.h"
 #include "kernels.h"
 #include "linear.h"
 #include "norm.h"
@@ -28,6 +29,7 @@ constexpr Kernels kernel_table(const char* name) {
   table.rms_norm = rms_norm;
   table.quantize = quantize;
   table.linear = linear;
+  table.head = head;
   table.gated_linear = gated_linear;
   table.rope_kv = rope_kv;
   table.attention_scratch_bytes = attention_scratch_bytes;

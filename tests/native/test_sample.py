@@ -20,7 +20,14 @@ from tests.native.harness import F32, LOGIT_ROWS, OPERAND_BF16, Chunk, RandomTen
 from tests.native.reference import philox4x32, token_probabilities, uniform
 
 
-def sample(context: Context, logits: FloatArray, sampling: Sequence[Sampling], softcap: float | None = None) -> Result:
+def sample(
+    context: Context,
+    logits: FloatArray,
+    sampling: Sequence[Sampling],
+    softcap: float | None = None,
+    *,
+    keep: bool = True,
+) -> Result:
     """Samples row i of `logits` [rows, vocabulary] once for each `sampling`, which are a multiple of the rows."""
     num_rows, vocabulary = logits.shape
     columns = max(32, num_rows)
@@ -32,7 +39,12 @@ def sample(context: Context, logits: FloatArray, sampling: Sequence[Sampling], s
         context,
         [Buffer(F32, columns, LOGIT_ROWS), Buffer(OPERAND_BF16, columns, LOGIT_ROWS)],
         [Quantize(0, 1), Sample(1, "head", softcap)],
-        Step([Chunk(count)] if count else [], logit_rows=range(count), sampling=sampling, num_logits=vocabulary),
+        Step(
+            [Chunk(count)] if count else [],
+            logit_rows=range(count),
+            sampling=sampling,
+            num_logits=vocabulary if keep else None,
+        ),
         inputs={0: np.eye(columns, dtype=np.float32)[np.arange(count) % num_rows]},
         weights={"head": packed},
     )
@@ -258,6 +270,29 @@ def test_penalties_are_those_of_vllm(context: Context, rng: np.random.Generator)
         want = want - case.frequency_penalty * counts - case.presence_penalty * (counts > 0)
         np.testing.assert_allclose(result.logits[row], want.numpy(), rtol=1e-5, atol=1e-5)
         assert result.sampled[row] == result.logits[row].argmax()
+
+
+def test_rows_that_ask_for_different_things_share_a_product(isa: str, rng: np.random.Generator) -> None:
+    """Plain greedy rows never have their logits written; ties and widths that end inside a panel are as everywhere."""
+    for vocabulary in (5, 64, 999, 2051):
+        logits = in_bf16(np.round(rng.standard_normal((8, vocabulary)) * 2).astype(np.float32))
+        kinds = [
+            Sampling(),
+            Sampling(),
+            Sampling(num_logprobs=1),
+            Sampling(temperature=1.0, seed=3),
+            Sampling(biases={0: 50.0}),
+        ]
+        cases = [kinds[i] for i in rng.integers(0, len(kinds), 8 * 25)]
+        alone = {
+            row: sample(Context(isa, 1), logits[row % 8][None], [cases[row]], keep=False) for row in (0, 7, 70, 199)
+        }
+        for threads in (1, 2, 3):
+            found = sample(Context(isa, threads), logits, cases, keep=False).sampled
+            for row, case in enumerate(cases):
+                if case.temperature == 0 and not case.biases:
+                    assert found[row] == logits[row % 8].argmax()
+            assert all(result.sampled[0] == found[row] for row, result in alone.items())
 
 
 def test_no_rows(context: Context) -> None:
