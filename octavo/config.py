@@ -13,6 +13,9 @@ from typing import Any, Literal
 ActivationDtype = Literal["auto", "bf16", "int8"]
 Quantization = Literal["int8"]
 EvictionPolicy = Literal["lru", "lfu"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair", "shortest"]
+PRIORITIES = range(-100, 101)
+"""A request's priority; lower goes first. Bounded, so that the oldest request's turn comes in finite time."""
 
 DEFAULT_MODEL = "smollm2"
 BLOCK_TOKENS = 16
@@ -46,6 +49,71 @@ class EngineArgs:
     prefix_eviction_policy: EvictionPolicy = "lru"
     generation_config: str = "auto"
     override_generation_config: str | None = None
+    scheduling_policy: Literal["auto"] | SchedulingPolicy = "auto"
+    tenant_weights: tuple[tuple[str, float], ...] = ()
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int | None = None
+    max_long_partial_prefills: int | None = None
+    target_ttft_s: float | None = None
+    target_tpot_s: float | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    queue_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTargets:
+    """How long a client should wait for the first token, and on average for each further one; None: no promise."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.ttft_s is not None or self.tpot_s is not None
+
+    def met_by(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether a finished answer was within all targets that are given."""
+        return (self.ttft_s is None or ttft_s <= self.ttft_s) and (self.tpot_s is None or tpot_s <= self.tpot_s)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait: beyond, requests are refused; after `timeout_s` they are given up. None: no limit."""
+
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """What long prompts may do to others.
+
+    A prefill with more than `long_tokens` left to compute is long (None: none is). Together long ones get at most that
+    many tokens of a step, and no more than half of its time, while anybody else runs or waits. At most `max_partial`
+    prompts, and `max_long_partial` long ones, are under way at once (None: any number).
+    """
+
+    long_tokens: int | None = None
+    max_partial: int | None = None
+    max_long_partial: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig:
+    """Whom the scheduler serves, in which order, and within which bounds. `weights` are by the name of an API key."""
+
+    policy: SchedulingPolicy = "fair"
+    weights: tuple[tuple[str, float], ...] = ()
+    prefill: PrefillLimits = PrefillLimits()
+    targets: ServiceTargets = ServiceTargets()
+    queue: QueueLimits = QueueLimits()
+
+    @property
+    def honours_priority(self) -> bool:
+        """Whether a request's `priority` changes anything under this policy."""
+        return self.policy in ("priority", "fair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +144,7 @@ class EngineConfig:
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     num_window_blocks: tuple[int, ...] = ()
     generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    scheduling: SchedulingConfig = SchedulingConfig()
 
     @property
     def kv_cache_tokens(self) -> int:

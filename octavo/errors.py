@@ -94,6 +94,18 @@ class EngineError(OctavoError):
     """The engine failed or is not available; the request itself was fine."""
 
 
+class QueueFullError(EngineError):
+    """Too much is waiting already; the request may be tried again shortly. `limit` names the limit that was met."""
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class QueueTimeoutError(EngineError):
+    """The request waited longer than it may without its turn coming."""
+
+
 class StepError(EngineError):
     """The step that ran this request raised; the engine goes on with the others."""
 

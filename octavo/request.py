@@ -28,6 +28,17 @@ class PrefixKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks: `key` names an API key, `user` is a digest of what the client calls its end user; "" where unknown."""
+
+    key: str = ""
+    user: str = ""
+
+
+ANONYMOUS = Tenant()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request whose prompt is tokenised and whose limits have been checked.
 
@@ -35,6 +46,9 @@ class Request:
     `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
     `parent_id`. `bad_words` are the sampling parameters' as token ids; `constraint` is what the answer has to keep to.
     What is sampled for one that `is_beam` is reported but not appended: whoever searches gives it its tokens.
+
+    Of two requests the one with the lower `priority` goes first, where the scheduling policy honours priorities. A
+    request that has waited `queue_timeout_s` without running is given up.
     """
 
     request_id: str
@@ -48,6 +62,9 @@ class Request:
     prefix_key: PrefixKey = PrefixKey()
     constraint: ConstraintSource | None = None
     is_beam: bool = False
+    priority: int = 0
+    tenant: Tenant = ANONYMOUS
+    queue_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,10 @@ from typing import Annotated
 import typer
 
 from octavo.cli.flags import EngineFlags, Model, model_or_default
+from octavo.cli.scheduling_flags import SchedulingFlags
+from octavo.cli.sizes import parse_count
 from octavo.errors import ConfigError
+from octavo.server.api_keys import ApiKey, numbered_keys, read_keys
 
 _SERVER = "Server"
 
@@ -32,6 +36,7 @@ class LogLevel(StrEnum):
 def serve(
     *,
     engine: EngineFlags,
+    scheduling: SchedulingFlags,
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1",
     port: Annotated[
@@ -49,6 +54,36 @@ def serve(
         list[str] | None,
         typer.Option(
             help="Require this key as bearer token; may be repeated.", show_default=False, rich_help_panel=_SERVER
+        ),
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="TOML file of named keys with weights and limits; see docs/scheduling.md.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    max_prompt_len: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_count,
+            metavar="TOKENS",
+            help="Longest prompt of a client whose key has no limit of its own. Default: what fits.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    max_tokens_per_request: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_count,
+            metavar="TOKENS",
+            help="The same for prompt and answer together. Default: what fits.",
+            show_default=False,
+            rich_help_panel=_SERVER,
         ),
     ] = None,
     shutdown_timeout: Annotated[
@@ -93,8 +128,12 @@ def serve(
 
     _require_text("--api-key", api_key)
     _require_text("--served-model-name", served_model_name)
+    keys = _api_keys(api_key, api_keys_file)
     reference = model_or_default(model)
-    args = engine.args(reference)
+    args = replace(
+        scheduling.applied_to(engine.args(reference)),
+        tenant_weights=tuple((key.name, key.weight) for key in keys if key.weight != 1.0),
+    )
     configure_logging(log_format.value)
     with bind(host, port) as bound:
         from octavo.cli.progress import ProgressReport
@@ -111,10 +150,12 @@ def serve(
             built = build_engine(args, progress=progress, listeners=(totals,), warm_up=True)
         settings = ServerSettings(
             served_model_names=tuple(served_model_name or _names(reference)),
-            api_keys=tuple(api_key or ()),
+            api_keys=keys,
             log_requests=enable_log_requests,
             strict_fields=strict_fields,
             trust_request_chat_template=trust_request_chat_template,
+            max_prompt_len=max_prompt_len,
+            max_tokens_per_request=max_tokens_per_request,
         )
         options = RunOptions(
             shutdown_timeout_s=shutdown_timeout,
@@ -123,6 +164,15 @@ def serve(
         )
         code = run_server(AsyncEngine(built), settings, totals, bound, options)
     raise typer.Exit(code)
+
+
+def _api_keys(keys: list[str] | None, file: Path | None) -> tuple[ApiKey, ...]:
+    """The keys of the flags, then those of the file. Raises `ConfigError` for a name or a key that occurs twice."""
+    found = numbered_keys(keys or ()) + (read_keys(file) if file is not None else ())
+    for what in ([key.name for key in found], [key.digest for key in found]):
+        if len(set(what)) < len(what):
+            raise ConfigError("an API key, or the name of one, occurs twice in --api-key and --api-keys-file")
+    return found
 
 
 def _require_text(flag: str, values: list[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""Numbers as people write them: 8k tokens, 2GiB."""
+"""Numbers as people write them: 8k tokens, 2GiB, 500ms."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _BYTE_UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0}
 
 
 def parse_count(text: str | int) -> int:
@@ -54,7 +55,15 @@ def parse_bytes(text: str | int) -> int:
     return _positive(text, number * _BYTE_UNITS[unit.lower()])
 
 
-def _split(text: str | int) -> tuple[float, str]:
+def parse_seconds(text: str | float) -> float:
+    """A positive time in seconds: 500ms, 2s, 0.5, 1min."""
+    number, unit = _split(text)
+    if unit not in _TIME_UNITS or number == 0:
+        raise typer.BadParameter(f"{text!r} is not a time; write 500ms, 2s or 0.5 (seconds)")
+    return number * _TIME_UNITS[unit]
+
+
+def _split(text: str | float) -> tuple[float, str]:
     match = _NUMBER.fullmatch(str(text))  # typer parses defaults too
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a number")

@@ -58,6 +58,10 @@ class AsyncEngine:
         """Requests submitted whose last delta has not come back yet."""
         return len(self._unfinished)
 
+    def check_queue(self, num_new_tokens: int) -> None:
+        """Raises `QueueFullError` if requests with so many prompt tokens would be refused now."""
+        self._engine.core.check_queue(num_new_tokens)
+
     def start(self) -> None:
         """Starts the engine thread."""
         self._started = True

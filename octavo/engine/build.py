@@ -134,6 +134,7 @@ def _assemble(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             masks=MaskComputer(config.vocab_size, config.threads),
+            scheduling=config.scheduling,
             listeners=listeners,
         ),
     )

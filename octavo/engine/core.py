@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from octavo.config import SchedulingConfig
 from octavo.engine.beams import BeamGroup, BeamGroups
 from octavo.engine.constraints import Constraints
 from octavo.engine.output import OutputProcessor
-from octavo.errors import EngineDeadError, InvalidValueError, StepError
+from octavo.errors import EngineDeadError, InvalidValueError, QueueFullError, QueueTimeoutError, StepError
 from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
-from octavo.request import FinishReason, OutputDelta, Request
+from octavo.request import FinishReason, OutputDelta, Request, RequestTimes
+from octavo.scheduler.outcome import StepCounts
 from octavo.scheduler.request_state import NewToken
-from octavo.scheduler.scheduler import Scheduler, StepCounts
+from octavo.scheduler.scheduler import DEFAULT_SCHEDULING, Scheduler
 from octavo.step import StepOutput, StepPlan
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -49,12 +51,16 @@ class EngineCore:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         masks: MaskComputer,
+        scheduling: SchedulingConfig = DEFAULT_SCHEDULING,
         listeners: Sequence[StatsListener] = (),
     ) -> None:
         self._executor = executor
         self._kv = kv
-        self._scheduler = Scheduler(kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._scheduler = Scheduler(
+            kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, config=scheduling
+        )
         self._beams = BeamGroups(self._scheduler)
+        self._targets = scheduling.targets
         self._outputs = OutputProcessor(tokenizer)
         self._constraints = Constraints(masks)
         self._listeners = tuple(listeners)
@@ -80,10 +86,14 @@ class EngineCore:
         if sampling.num_samples != 1 and not sampling.use_beam_search:
             raise InvalidValueError(f"n is {sampling.n}; fan_out() makes a request of each answer", param="n")
         answer = self._outputs.prepare(request)
-        if sampling.use_beam_search:
-            self._beams.add(request)
-        else:
-            self._add_constrained(request)
+        try:
+            if sampling.use_beam_search:
+                self._beams.add(request)
+            else:
+                self._add_constrained(request)
+        except QueueFullError as error:
+            self._report_rejection(error)
+            raise
         self._outputs.open(request.request_id, answer)
 
     def _add_constrained(self, request: Request) -> None:
@@ -96,6 +106,14 @@ class EngineCore:
             raise
         self._scheduler.extend(request.request_id, forced)
 
+    def check_queue(self, num_new_tokens: int) -> None:
+        """Raises `QueueFullError` if requests of so many tokens would be refused now. Any thread may ask."""
+        try:
+            self._scheduler.check_queue(num_new_tokens)
+        except QueueFullError as error:
+            self._report_rejection(error)
+            raise
+
     def abort(self, request_id: str) -> OutputDelta | None:
         """Ends a request wherever it is; None if it has ended already."""
         if request_id not in self._outputs:
@@ -107,6 +125,10 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""
+        timeouts = [self._give_up(request_id) for request_id in self._beams.request_ids(self._scheduler.timed_out())]
+        return timeouts + self._compute_step()
+
+    def _compute_step(self) -> list[OutputDelta]:
         started = time.monotonic()
         plan = self._scheduler.schedule()
         self._outputs.mark_started(self._beams.of_requests(self._scheduler.started), started)
@@ -170,6 +192,13 @@ class EngineCore:
         self._report_step(StepCounts(), 0, 0.0)
         return delta
 
+    def _give_up(self, request_id: str) -> OutputDelta:
+        return self._end(
+            request_id,
+            "error",
+            QueueTimeoutError("the request waited longer than it may; try again later"),
+        )
+
     def _retire(self, delta: OutputDelta) -> None:
         """Frees what a request held, now that its last delta exists."""
         if not self._beams.remove(delta.request_id):
@@ -185,10 +214,21 @@ class EngineCore:
             finish_reason=delta.finish_reason,
             times=answer.times,
             finished=time.monotonic(),
+            within_targets=self._within_targets(delta, answer.times),
         )
         self._tell(lambda listener: listener.on_request(stats))
 
+    def _within_targets(self, delta: OutputDelta, times: RequestTimes) -> bool | None:
+        """Whether a request met the service targets; None: there are none, or it was aborted."""
+        if not self._targets.given or delta.finish_reason == "abort":
+            return None
+        if delta.finish_reason == "error" or times.first_token is None or times.last_token is None:
+            return False
+        tpot_s = (times.last_token - times.first_token) / max(1, delta.num_output_tokens - 1)
+        return self._targets.met_by(times.first_token - times.arrival, tpot_s)
+
     def _fail_step(self, plan: StepPlan, error: Exception) -> list[OutputDelta]:
+        self._scheduler.forget_step()
         request_ids = self._beams.request_ids(self._scheduler.step_request_ids)
         logger.error(
             "a step failed: %s; its %d requests end with an error; plan: %s",
@@ -229,9 +269,17 @@ class EngineCore:
             num_prefix_hits=counts.num_prefix_hits,
             num_evicted_blocks=counts.num_evicted_blocks,
             num_copied_blocks=counts.num_copied_blocks,
+            num_long_tokens=counts.num_long_tokens,
+            num_late=counts.num_late,
+            limit_s=counts.limit_s,
+            predicted_s=counts.predicted_s,
+            pressed=counts.pressed,
             seconds=seconds,
         )
         self._tell(lambda listener: listener.on_step(stats))
+
+    def _report_rejection(self, error: QueueFullError) -> None:
+        self._tell(lambda listener: listener.on_rejection(error.limit))
 
     def _tell(self, report: Callable[[StatsListener], None]) -> None:
         """Reports to every listener. One that raises is not told again: figures must not cost anybody an answer."""

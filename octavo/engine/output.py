@@ -11,8 +11,8 @@ from octavo.engine.beam_search import Hypothesis
 from octavo.engine.stopping import StopStrings
 from octavo.errors import OctavoError, StepError
 from octavo.request import CompletionOutput, FinishReason, OutputDelta, PlacedLogprobs, Request, RequestTimes
+from octavo.scheduler.outcome import Started
 from octavo.scheduler.request_state import NewToken
-from octavo.scheduler.scheduler import Started
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

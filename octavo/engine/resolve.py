@@ -12,6 +12,7 @@ from typing import Literal
 from octavo.config import BLOCK_TOKENS, EngineArgs, EngineConfig, GenerationDefaults, Quantization
 from octavo.engine.kv_memory import KvMemory
 from octavo.engine.machine import Machine
+from octavo.engine.resolve_scheduling import check_scheduling_args, resolve_scheduling
 from octavo.errors import ConfigError
 from octavo.kvcache.block_table import blocks_for
 from octavo.step import KvGroup
@@ -75,6 +76,7 @@ def check_args(args: EngineArgs) -> None:
         raise ConfigError("--quantization int8 needs int8 activations; leave --activation-dtype out or set it to int8")
     if args.prefix_eviction_policy not in ("lru", "lfu"):
         raise ConfigError(f"--prefix-eviction-policy is {args.prefix_eviction_policy!r}; it must be lru or lfu")
+    check_scheduling_args(args)
     if not isinstance(args.memory_utilization, Real) or not 0.0 < args.memory_utilization <= 1.0:
         raise ConfigError(f"--memory-utilization is {args.memory_utilization}; it must be above 0 and at most 1")
 
@@ -125,6 +127,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         enable_prefix_caching=args.enable_prefix_caching,
         prefix_eviction_policy=args.prefix_eviction_policy,
         generation_defaults=facts.generation_defaults,
+        scheduling=resolve_scheduling(args),
     )
 
 

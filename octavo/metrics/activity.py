@@ -17,8 +17,28 @@ class Activity:
     num_waiting: int
     kv_usage: float
     prefix_hit_rate: float
+    goodput: float | None = None  # share of the requests that ended within their targets; None: none was judged
+    step_limit_s: float | None = None
+    step_predicted_s: float | None = None
+    num_late: int = 0
 
     def __str__(self) -> str:
+        return self._basics() + self._service_level()
+
+    def _service_level(self) -> str:
+        """What the targets made of the last step, and of the interval; nothing without targets."""
+        parts = []
+        if self.goodput is not None:
+            parts.append(f"within targets {self.goodput:.1%}")
+        if self.step_limit_s is not None:
+            parts.append(f"step limit {self.step_limit_s * 1e3:.0f} ms")
+            if self.step_predicted_s is not None:
+                parts.append(f"predicted {self.step_predicted_s * 1e3:.0f} ms")
+        if self.num_late:
+            parts.append(f"late {self.num_late}")
+        return "".join(f", {part}" for part in parts)
+
+    def _basics(self) -> str:
         return (
             f"prompt {self.prompt_tokens_per_s:.1f} tokens/s, generation {self.generation_tokens_per_s:.1f} tokens/s, "
             f"running {self.num_running}, waiting {self.num_waiting}, "
@@ -35,6 +55,8 @@ class ActivityMeter:
         self._generation_tokens = totals.generation_tokens
         self._prefix_queries = totals.prefix_queries
         self._prefix_hits = totals.prefix_hits
+        self._judged = totals.judged_requests
+        self._within = totals.requests_within_targets
 
     def read(self, seconds: float) -> Activity | None:
         """The activity of the last `seconds`, or None when nothing was computed and nothing is under way."""
@@ -47,6 +69,7 @@ class ActivityMeter:
         self._generation_tokens += generation
         self._prefix_queries += queries
         self._prefix_hits += hits
+        goodput = self._read_goodput()
         if not (prompt or generation or totals.num_running or totals.num_waiting):
             return None
         return Activity(
@@ -56,4 +79,15 @@ class ActivityMeter:
             num_waiting=totals.num_waiting,
             kv_usage=totals.kv_usage,
             prefix_hit_rate=hits / queries if queries else 0.0,
+            goodput=goodput,
+            step_limit_s=totals.limit_s,
+            step_predicted_s=totals.predicted_s,
+            num_late=totals.num_late,
         )
+
+    def _read_goodput(self) -> float | None:
+        judged = self._totals.judged_requests - self._judged
+        within = self._totals.requests_within_targets - self._within
+        self._judged += judged
+        self._within += within
+        return within / judged if judged else None

@@ -17,6 +17,7 @@ from octavo.metrics.http_totals import HttpTotals
 from octavo.metrics.totals import EngineTotals
 
 _PREFIX = "vllm:"
+_OWN_PREFIX = "octavo:"  # what vLLM has no name for
 _LABELS = ("model_name", "engine")
 
 
@@ -46,6 +47,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
         yield from self._counters()
+        yield from self._own_counters()
         yield from self._histograms()
         yield self._cache_config()
 
@@ -59,6 +61,35 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(_PREFIX + name, text, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
+        unbounded = float("inf")
+        limit_s = unbounded if totals.limit_s is None else totals.limit_s
+        predicted_s = unbounded if totals.predicted_s is None else totals.predicted_s
+        for name, text, value in (
+            ("step_limit_seconds", "How long the last step was allowed to take; +Inf: no bound.", limit_s),
+            ("step_predicted_seconds", "How long it was expected to take; +Inf: unknown.", predicted_s),
+            ("num_requests_late", "Waiting requests that will miss the TTFT target.", totals.num_late),
+        ):
+            gauge = GaugeMetricFamily(_OWN_PREFIX + name, text, labels=_LABELS)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+
+    def _own_counters(self) -> Iterator[Metric]:
+        totals = self._totals
+        for name, text, value in (
+            ("long_prompt_tokens", "Prompt tokens computed of long prefills.", totals.long_prompt_tokens),
+            ("pressed_steps", "Steps while a waiting request was about to miss its TTFT.", totals.pressed_steps),
+            ("requests_judged", "Finished requests that had service targets.", totals.judged_requests),
+            ("requests_within_targets", "Those that met all of them; goodput.", totals.requests_within_targets),
+        ):
+            counter = CounterMetricFamily(_OWN_PREFIX + name, text, labels=_LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
+        rejections = CounterMetricFamily(
+            _PREFIX + "admission_rejections", "Requests refused, by the limit they met.", labels=(*_LABELS, "reason")
+        )
+        for limit, count in list(totals.rejections.items()):
+            rejections.add_metric((*self._labels, limit), count)
+        yield rejections
 
     def _counters(self) -> Iterator[Metric]:
         totals = self._totals

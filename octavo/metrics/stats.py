@@ -24,6 +24,11 @@ class StepStats:
     num_evicted_blocks: int
     num_copied_blocks: int
     seconds: float
+    num_long_tokens: int = 0  # of the prompt tokens, those of long prefills
+    num_late: int = 0  # requests that wait and will miss their TTFT target
+    limit_s: float | None = None  # how long the step was allowed to take; None: no bound
+    predicted_s: float | None = None  # how long it was expected to take; None: not known yet
+    pressed: bool = False  # a request that waits was about to miss its TTFT target
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class RequestStats:
     finish_reason: FinishReason
     times: RequestTimes
     finished: float  # seconds of time.monotonic()
+    within_targets: bool | None = None  # None: no targets, or aborted
 
 
 class StatsListener(Protocol):
@@ -46,3 +52,6 @@ class StatsListener(Protocol):
     def on_request(self, stats: RequestStats) -> None: ...
     def on_token_gap(self, seconds: float, count: int) -> None:
         """`count` requests got their next token `seconds` after the one before."""
+
+    def on_rejection(self, limit: str) -> None:
+        """A request was refused because `limit` was met. May be called from the event loop's thread, too."""

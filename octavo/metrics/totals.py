@@ -41,6 +41,14 @@ class EngineTotals:
         self.prefix_hits = 0
         self.evicted_blocks = 0
         self.copied_blocks = 0
+        self.long_prompt_tokens = 0
+        self.num_late = 0
+        self.limit_s: float | None = None
+        self.predicted_s: float | None = None
+        self.pressed_steps = 0
+        self.judged_requests = 0
+        self.requests_within_targets = 0
+        self.rejections: dict[str, int] = {}
         self.finished: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
         self.step_tokens = Histogram(_STEP_TOKENS)
@@ -73,6 +81,11 @@ class EngineTotals:
         self.prefix_hits += stats.num_prefix_hits
         self.evicted_blocks += stats.num_evicted_blocks
         self.copied_blocks += stats.num_copied_blocks
+        self.long_prompt_tokens += stats.num_long_tokens
+        self.num_late = stats.num_late
+        self.limit_s = stats.limit_s
+        self.predicted_s = stats.predicted_s
+        self.pressed_steps += stats.pressed
         num_tokens = stats.num_prompt_tokens + stats.num_output_tokens
         if num_tokens:
             self.step_tokens.observe(num_tokens)
@@ -80,8 +93,14 @@ class EngineTotals:
     def on_token_gap(self, seconds: float, count: int) -> None:
         self.inter_token_latency.observe(seconds, count)
 
+    def on_rejection(self, limit: str) -> None:
+        self.rejections[limit] = self.rejections.get(limit, 0) + 1
+
     def on_request(self, stats: RequestStats) -> None:
         self.finished[stats.finish_reason] += 1
+        if stats.within_targets is not None:
+            self.judged_requests += 1
+            self.requests_within_targets += stats.within_targets
         self.request_prompt_tokens.observe(stats.num_prompt_tokens)
         self.request_generation_tokens.observe(stats.num_output_tokens)
         self.request_max_tokens.observe(stats.max_tokens)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
 from octavo.request import Request
+from octavo.scheduler.accounts import Account
 from octavo.step import RowStart, SampledToken, TokenLogprobs
+
+Rank = tuple[int, int, int]
+"""Due time in tenths of a second, cached tokens negated, number of arrival: less goes first, and no two are equal."""
+
+NO_RANK: Rank = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,13 @@ class NewToken:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+class Line(Protocol):
+    """Where a request waits."""
+
+    def add(self, state: RequestState) -> None: ...
+    def remove(self, state: RequestState) -> None: ...
+
+
 class RequestState:
     """A request in the scheduler: its tokens so far, how many of them are computed, its row and its blocks.
 
@@ -33,31 +47,54 @@ class RequestState:
     `num_row_tokens` how many the row knows by now: tokens added by `extend` reach it with the next step,
     `num_cached_tokens` how many of the prompt were known to the KV cache when it did so first (None: it has not).
 
+    `account` pays for what is computed, and has paid for `num_charged_tokens`; `rank` is the place among that account's
+    requests; `line` is where the request waits, if it does. `num_entry_tokens` is how many of its tokens the KV cache
+    knew when it entered, or, while it waits, when it was looked up. `num_reserved_blocks` are kept for it,
+    `num_tokens_when_preempted` is how many tokens it had when it was preempted last.
+
     Where the request asks for `prompt_logprobs`, the prompt token after each of the first `num_scored_tokens` tokens
     has been scored; what came of it is kept until the first token is sampled.
     """
 
     __slots__ = (
+        "account",
         "blocks",
+        "expendability",
         "forbidden_token_ids",
+        "line",
         "min_total_tokens",
         "num_cached_tokens",
+        "num_charged_tokens",
         "num_computed_tokens",
+        "num_entry_tokens",
+        "num_preemptions",
+        "num_reserved_blocks",
         "num_row_tokens",
         "num_scored_tokens",
         "num_start_tokens",
+        "num_tokens_when_preempted",
         "prompt_logprobs",
+        "rank",
         "request",
         "request_id",
         "row",
         "token_ids",
     )
 
-    def __init__(self, request: Request, blocks: BlockTable) -> None:
+    def __init__(self, request: Request, blocks: BlockTable, account: Account, expendability: int = 0) -> None:
         self.request = request
         self.request_id = request.request_id
         self.token_ids: TokenIds = array(TOKEN_TYPE, request.prompt_token_ids)
+        self.account = account
+        self.expendability = expendability
+        self.rank = NO_RANK
+        self.line: Line | None = None
         self.num_cached_tokens: int | None = None
+        self.num_charged_tokens = 0
+        self.num_entry_tokens = 0
+        self.num_preemptions = 0
+        self.num_reserved_blocks = 0
+        self.num_tokens_when_preempted = 0
         self.num_computed_tokens = 0
         self.num_row_tokens = 0
         self.num_start_tokens = 0
@@ -74,6 +111,15 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """What is left to compute of the tokens known now, the prefix cache taken into account."""
+        return len(self.token_ids) - max(self.num_computed_tokens, self.num_entry_tokens)
+
+    def note_preemption(self) -> None:
+        self.num_preemptions += 1
+        self.num_tokens_when_preempted = len(self.token_ids)
 
     def scored_positions(self, num_tokens: int) -> range:
         """Which of the next `num_tokens` tokens are followed by a prompt token that has yet to be scored."""
@@ -95,24 +141,33 @@ class RequestState:
 
     def take_row(self, row: int, num_computed_tokens: int) -> RowStart:
         self.row = row
-        self.num_computed_tokens = num_computed_tokens
+        self.num_computed_tokens = self.num_entry_tokens = num_computed_tokens
         self.num_start_tokens = len(self.token_ids)
         return self.start()
 
-    def fork(self, request_id: str, blocks: BlockTable, row: int | None) -> RequestState:
-        """A request with the same tokens under a new id; with a row, also as far computed, in `blocks`."""
-        twin = RequestState(replace(self.request, request_id=request_id), blocks)
+    def fork(self, request_id: str, blocks: BlockTable, account: Account, rank: Rank) -> RequestState:
+        """A request with the same tokens under a new id, which holds nothing yet."""
+        twin = RequestState(replace(self.request, request_id=request_id), blocks, account, self.expendability)
+        twin.rank = rank
         twin.token_ids = self.token_ids[:]
         twin.num_cached_tokens = self.num_cached_tokens
-        twin.row = row
-        if row is not None:
-            twin.num_computed_tokens = twin.num_start_tokens = self.num_computed_tokens
+        twin.num_charged_tokens = len(self.token_ids)
         return twin
+
+    def take_row_of_fork(self, row: int, num_computed_tokens: int) -> None:
+        """The request, whose tokens another has computed, holds a row, which has yet to be told of it."""
+        self.row = row
+        self.num_computed_tokens = self.num_start_tokens = self.num_entry_tokens = num_computed_tokens
 
     @property
     def is_new_in_row(self) -> bool:
         """Whether the row has yet to be told of the request."""
         return self.num_row_tokens == 0
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether there is nothing to compute until it is given its next token."""
+        return self.num_computed_tokens == len(self.token_ids)
 
     def start(self) -> RowStart:
         """Tells the row of the request and all its tokens."""

@@ -1,14 +1,13 @@
 """Who computes how many tokens in the next step.
 
 There are no phases. Every request has `num_tokens` known tokens of which `num_computed_tokens` have been computed, and
-each step hands out its token budget: to the running requests, then to waiting ones, first come first served. A request
-whose last known token is computed in a step gets a new one at its end. One that enters begins behind the tokens that
-the KV cache knows already; while a running request is about to compute what comes next, it waits for that, and those
-behind it may pass.
+each step hands out its token budget. First every request that decodes gets its one token; what is left goes to those
+with more to compute, running or waiting, in the order of the policy (prefill.py). A request whose last known token is
+computed in a step gets a new one at its end. One that enters begins behind the tokens that the KV cache knows already;
+while a running request is about to compute what comes next, it waits for that, and those behind it may pass.
 
-Two facts hold after every call: running requests stand in the order in which they entered, and of them only the last to
-come from the waiting line, and those that were given tokens by `extend`, can have more than one token left to compute.
-So those that decode are served before the one that prefills, and the one to preempt is always the last.
+Who decodes always gets its token: no more requests run than a step has tokens, and blocks are found for all of them
+before the step is handed out, by preempting if there are too few.
 
 A request under beam search is several here, its beams: what is sampled for a beam is only reported. It has nothing to
 compute until it is given its next token, and makes room for others of its kind if they need it to get that far.
@@ -16,124 +15,143 @@ compute until it is given its next token, and makes room for others of its kind 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+import time
+from collections.abc import Callable, Iterator, Sequence
 
-from octavo.config import BLOCK_TOKENS
-from octavo.errors import ContextLengthError, EngineError, InvalidValueError
-from octavo.kvcache.block_table import blocks_for
-from octavo.kvcache.kv_cache import KvCache, PrefixMatch
+from octavo.config import SchedulingConfig
+from octavo.errors import EngineError, InvalidValueError
+from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request
+from octavo.scheduler.admission import Admission
+from octavo.scheduler.draft import Draft
+from octavo.scheduler.outcome import Started, StepCounts
+from octavo.scheduler.pace import Pace
+from octavo.scheduler.policies.registry import POLICIES
+from octavo.scheduler.prefill import Prefill
 from octavo.scheduler.request_state import NewToken, RequestState
-from octavo.step import RowStart, RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
+from octavo.scheduler.running import Running, least_wasteful
+from octavo.scheduler.service_order import ServiceOrder
+from octavo.scheduler.step_time import StepSize
+from octavo.scheduler.waiting import Waiting
+from octavo.step import RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 
-# How many waiting requests a step passes over, at most, because others are about to compute their prefix.
-MAX_PASSED_OVER = 64
+DEFAULT_SCHEDULING = SchedulingConfig()
 
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A request entered for the first time, with `num_cached_tokens` of its prompt known to the KV cache."""
-
-    request_id: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepCounts:
-    """What `schedule()` decided, in numbers. Recomputed tokens count as prompt tokens."""
-
-    num_prompt_tokens: int = 0
-    num_preempted: int = 0
-    num_prefix_queries: int = 0
-    num_prefix_hits: int = 0
-    num_evicted_blocks: int = 0
-    num_copied_blocks: int = 0
-
-
-class _Draft:
-    """A step while it is being decided. `states` are the requests of `steps`, in the same order."""
-
-    __slots__ = (
-        "budget",
-        "num_copied_blocks",
-        "num_evicted_blocks",
-        "num_preempted",
-        "num_prompt_tokens",
-        "started",
-        "starts",
-        "states",
-        "steps",
-    )
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.starts: list[RowStart] = []
-        self.started: list[Started] = []
-        self.steps: list[RowStep] = []
-        self.states: list[RequestState] = []
-        self.num_prompt_tokens = 0
-        self.num_preempted = 0
-        self.num_evicted_blocks = 0
-        self.num_copied_blocks = 0
+MOST_DISPLACED = 8
+"""So many requests, at most, make way in one step for one that waits."""
 
 
 class Scheduler:
     """Requests from arrival to end: waiting, running in a row, preempted back to waiting, gone.
 
     Owns the rows and, through the KV cache, the blocks of its requests. Knows neither text nor tensors: the engine
-    tells it when a request has ended. `schedule()` and `update()` alternate; `add` and `remove` may come between.
+    tells it when a request has ended. `schedule()` and `update()` alternate; `add`, `extend` and `remove` may come at
+    any time between. `clock` is the one that `Request.arrival_time` was read from.
     """
 
-    def __init__(self, kv: KvCache, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        kv: KvCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        config: SchedulingConfig = DEFAULT_SCHEDULING,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kv = kv
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
-        # Kept free when a request enters beside others, so that these can grow for a while before one must leave.
-        self._num_headroom_blocks = max(1, kv.num_blocks // 100)
-        self._waiting: OrderedDict[str, RequestState] = OrderedDict()
-        self._running: dict[str, RequestState] = {}
+        self._clock = clock
+        self._policy = POLICIES[config.policy]
+        self._order = ServiceOrder(self._policy, dict(config.weights))
+        self._admission = Admission(config.queue, kv.num_blocks)
+        self._pace = Pace(config.targets)
+        self._states: dict[str, RequestState] = {}
+        self._waiting = Waiting(config.prefill.long_tokens)
+        self._running = Running(max_num_seqs)
         self._parked: dict[str, RequestState] = {}  # preempted while they awaited their next token
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        self._draft = _Draft(0)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._prefill = Prefill(
+            kv, self._order, self._waiting, self._running, self._pace, config.prefill, max_num_batched_tokens
+        )
+        self._draft = Draft()
 
     # ---- requests come and go
 
     def add(self, request: Request) -> None:
-        """Puts a request at the end of the waiting line.
+        """Lets a request wait for its turn.
 
-        Raises `ContextLengthError` if it could not run even alone, `InvalidValueError` if its id is taken.
+        Raises `ContextLengthError` if it could not run even alone, `InvalidValueError` if its id is taken,
+        `QueueFullError` if too many wait already.
         """
         if request.request_id in self:
             raise InvalidValueError(f"request_id {request.request_id!r} is in use", param="request_id")
-        longest = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1)
-        capacity = self._kv.num_blocks * BLOCK_TOKENS
-        if longest > capacity:
-            raise ContextLengthError(
-                f"the request may grow to {longest} tokens, the whole KV cache holds {capacity}", param="max_tokens"
-            )
-        state = RequestState(request, self._kv.open(request.prefix_key, request.parent_id))
-        self._kv.match(
-            state.blocks, state.token_ids, state.max_skipped_tokens
-        )  # so that nobody who comes later makes it go
-        self._waiting[request.request_id] = state
+        self._admission.check_fits(request)
+        self.check_queue(len(request.prompt_token_ids))
+        blocks = self._kv.open(request.prefix_key, request.parent_id)
+        state = RequestState(request, blocks, self._order.enter(request), self._policy.expendability(request))
+        self._states[request.request_id] = state
+        self._look_up(state)
+        state.rank = self._order.rank(request, state.num_entry_tokens)
+        self._waiting.add(
+            state,
+            late_s=self._pace.late_s(request.arrival_time, state.num_uncached_tokens),
+            timeout_s=self._admission.timeout_at(request),
+        )
 
     def remove(self, request_id: str) -> bool:
         """Takes a request out, finished or aborted: its row and blocks are free at once. False if it is not here."""
-        state = self._waiting.pop(request_id, None) or self._parked.pop(request_id, None)
+        state = self._states.pop(request_id, None)
         if state is None:
-            state = self._running.pop(request_id, None)
-            if state is None:
-                return False
+            return False
+        if state.line is not None:
+            self._waiting.remove(state)
+        elif self._parked.pop(request_id, None) is None:
             self._vacate(state)
         self._kv.close(state.blocks)
+        self._order.leave(state)
+        if not self._states:
+            self._pace.pause()
         return True
 
+    def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Tokens that follow without being sampled: the next steps compute them like any others that are known."""
+        state = self._states[request_id]
+        state.token_ids.extend(token_ids)
+        if state.line is not None:
+            self._waiting.extended(len(token_ids))
+        elif self._parked.pop(request_id, None) is not None:
+            self._wait_again(state)
+        elif token_ids:
+            self._running.extended(state)
+
+    def fork(self, parent_id: str, request_id: str) -> None:
+        """A new request that knows what another does, all of it computed, and shares its blocks.
+
+        They part by what `extend` gives each of them. Without a row or a block for it, the new request waits.
+        """
+        parent = self._states[parent_id]
+        account = self._order.enter(parent.request)
+        rank = self._order.rank_beside(parent)
+        has_row = parent.row is not None and self._running.has_free_row
+        if has_row and len(self._running) < self._max_num_batched_tokens and self._has_room(1):
+            blocks = self._kv.fork(parent.blocks, parent.num_computed_tokens)
+            state = parent.fork(request_id, blocks, account, rank)
+            state.take_row_of_fork(self._running.enter_fork(state), parent.num_computed_tokens)
+        else:
+            blocks = self._kv.open(parent.request.prefix_key, parent.request.parent_id)
+            state = parent.fork(request_id, blocks, account, rank)
+            self._wait_again(state)
+        self._states[request_id] = state
+
+    def check_queue(self, num_new_tokens: int) -> None:
+        """Raises `QueueFullError` if a request of so many tokens would be refused now. Any thread may ask."""
+        self._admission.check_queue(self._waiting.num_requests, self._waiting.num_tokens, num_new_tokens)
+
+    def timed_out(self) -> list[str]:
+        """The requests that have waited longer than they may, each told once. They are here until removed."""
+        return [state.request_id for state in self._waiting.timed_out(self._clock())]
+
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._running or request_id in self._waiting or request_id in self._parked
+        return request_id in self._states
 
     @property
     def num_running(self) -> int:
@@ -141,26 +159,27 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._parked)
+        return self._waiting.num_requests + len(self._parked)
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._running or self._waiting or self._parked)
+        return bool(self._states)
 
     # ---- a step
 
     def schedule(self) -> StepPlan:
         """Decides the next step."""
-        draft = self._draft = _Draft(self._max_num_batched_tokens)
-        num_evicted_before = self._kv.num_evicted
-        self._continue_running(draft)
-        self._admit_waiting(draft)
-        if not draft.steps:
-            self._swap_idle(draft)
-        copies = self._kv.copies.start()
-        draft.num_evicted_blocks = self._kv.num_evicted - num_evicted_before
-        draft.num_copied_blocks = len(copies)
-        return StepPlan(tuple(draft.starts), tuple(draft.steps), copies)
+        now = self._clock()
+        self._pace.begin(now)
+        self._waiting.sort_out_late(now)
+        draft = self._draft = Draft(self._kv.num_evicted)
+        self._make_room_for_decoding(draft)
+        self._make_way(draft)
+        self._decode(draft)
+        self._prefill.hand_out(draft, now)
+        while not draft.steps and self._is_stuck:
+            self._break_deadlock(draft, now)
+        return self._finish(draft)
 
     def update(self, output: StepOutput) -> list[NewToken]:
         """Takes in what the step computed; returns the new tokens of the requests that are still here, in plan order.
@@ -182,37 +201,13 @@ class Scheduler:
                 state.num_scored_tokens = step.scored_positions.stop
                 state.prompt_logprobs += prompt_logprobs
             if token is not None:
+                self._order.charge_output(state)
                 new_tokens.append(state.append_sampled(token))
         return new_tokens
 
-    def _advance(self, state: RequestState, num_tokens: int) -> None:
-        """The request has computed `num_tokens` more; what that completes can be shared from now on."""
-        state.num_computed_tokens += num_tokens
-        computed = state.num_computed_tokens
-        if computed >= state.blocks.publish_at:
-            self._kv.publish(state.blocks, state.token_ids, computed)
-        if computed == state.num_start_tokens:
-            self._kv.publish_tail(state.blocks, state.token_ids, computed)
-
-    def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Tokens that follow without being sampled: the next steps compute them like any others that are known."""
-        state = self._state(request_id)
-        state.token_ids.extend(token_ids)
-        if self._parked.pop(request_id, None) is not None:
-            self._wait_in_front(state)
-
-    def fork(self, parent_id: str, request_id: str) -> None:
-        """A new request that knows what another does, all of it computed, and shares its blocks.
-
-        They part by what `extend` gives each of them. Without a row or a block for it, the new request waits in front.
-        """
-        parent = self._state(parent_id)
-        if parent.row is not None and self._free_rows and self._kv.make_room(1):
-            blocks = self._kv.fork(parent.blocks, parent.num_computed_tokens)
-            self._running[request_id] = parent.fork(request_id, blocks, self._free_rows.pop())
-        else:
-            blocks = self._kv.open(parent.request.prefix_key, parent.request.parent_id)
-            self._wait_in_front(parent.fork(request_id, blocks, None))
+    def forget_step(self) -> None:
+        """The step failed: how long it took means nothing."""
+        self._pace.pause()
 
     @property
     def step_request_ids(self) -> list[str]:
@@ -226,152 +221,126 @@ class Scheduler:
 
     @property
     def step_counts(self) -> StepCounts:
-        draft = self._draft
-        return StepCounts(
-            draft.num_prompt_tokens,
-            draft.num_preempted,
-            num_prefix_queries=sum(start.num_prompt_tokens for start in draft.started),
-            num_prefix_hits=sum(start.num_cached_tokens for start in draft.started),
-            num_evicted_blocks=draft.num_evicted_blocks,
-            num_copied_blocks=draft.num_copied_blocks,
-        )
+        return self._draft.counts
 
-    def _continue_running(self, draft: _Draft) -> None:
-        for state in tuple(self._running.values()):
-            if draft.budget == 0 or state.row is None:  # no row: preempted in this step, and so are all after it
+    def _make_room_for_decoding(self, draft: Draft) -> None:
+        """Preempts until there is a block for each request that decodes and has filled its last one."""
+        running = self._running
+        while not self._has_room(running.num_blocks_to_decode):
+            victim = least_wasteful(running)
+            assert victim is not None  # whoever decodes has got a token since it entered
+            self._preempt(victim)
+            draft.num_preempted += 1
+            draft.admits = False
+
+    def _has_room(self, num_blocks: int) -> bool:
+        """Whether so many blocks are there beside those kept for prefills; they are free then."""
+        if self._kv.num_available - self._running.num_reserved_blocks < num_blocks:
+            return False
+        return self._kv.make_room(num_blocks)
+
+    def _make_way(self, draft: Draft) -> None:
+        """Lets requests go for the sake of the next waiting one, if it has a better right to their room."""
+        if not self._policy.displaces_any or not draft.admits:
+            return
+        for _ in range(MOST_DISPLACED):
+            waiting = self._prefill.blocked_by_room()
+            if waiting is None:
                 return
-            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, draft.budget)
-            if num_tokens == 0:  # it awaits its next token
-                continue
-            num_new_blocks = state.blocks.num_missing(state.num_computed_tokens + num_tokens)
-            if num_new_blocks and not self._make_room(state, num_new_blocks, draft):
+            victim = least_wasteful(state for state in self._running if self._policy.displaces(waiting, state))
+            if victim is None:
                 return
-            new_block_ids = state.blocks.append(num_new_blocks) if num_new_blocks else ()
+            self._preempt(victim)
+            draft.num_displaced += 1
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether those who run wait for one another, or for some who wait: a step that has nothing cannot help."""
+        return len(self._running.prefilling) > 1 or bool(self._running.awaiting and self._waiting.num_requests)
+
+    def _break_deadlock(self, draft: Draft, now: float) -> None:
+        """Lets the last one go of those who await tokens that depend on some who wait; else the last prefill.
+
+        Prefills can hold all blocks of a window group between them, since nothing is kept of these.
+        """
+        stuck = self._running.awaiting or self._running.prefilling
+        self._preempt(max(stuck.values(), key=self._order.place))
+        draft.num_preempted += 1
+        draft.admits = True
+        self._prefill.hand_out(draft, now)
+
+    def _decode(self, draft: Draft) -> None:
+        """One token for each request that has only its newest left to compute."""
+        steps, num_context_tokens = draft.steps, 0
+        for state in self._running.decoding.values():
+            assert state.row is not None
+            position = state.num_computed_tokens
+            num_context_tokens += position
+            new_block_ids: tuple[tuple[int, ...], ...] = ()
+            if position == state.blocks.num_slots:
+                new_block_ids = state.blocks.append(1)
             if state.is_new_in_row:
                 draft.starts.append(state.start())
                 new_block_ids = state.blocks.block_ids_by_group
-            self._compute(state, num_tokens, new_block_ids, draft)
+            steps.append(RowStep(state.row, position, 1, new_block_ids, True, state.take_new_tokens()))
+            draft.states.append(state)
+        draft.num_decoding = len(steps)
+        draft.size = StepSize(len(steps), float(num_context_tokens), len(steps))
 
-    def _swap_idle(self, draft: _Draft) -> None:
-        """When all that run await tokens that depend on some who wait, they make room for these, the last one first."""
-        while not draft.steps and self._waiting and self._running:
-            self._preempt(next(reversed(self._running.values())))
-            draft.num_preempted += 1
-            self._admit_waiting(draft)
+    def _finish(self, draft: Draft) -> StepPlan:
+        """The plan, and what there is to remember about it."""
+        self._waiting.restore()
+        self._pace.note_size(draft.size, decoding=draft.num_decoding > 0)
+        draft.predicted_s = self._pace.predicted_s
+        draft.num_late = self._waiting.num_late
+        copies = self._kv.copies.start()
+        draft.num_evicted_blocks = self._kv.num_evicted - draft.num_evicted_before
+        draft.num_copied_blocks = len(copies)
+        return StepPlan(tuple(draft.starts), tuple(draft.steps), copies)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
-        for state in tuple(islice(self._waiting.values(), len(self._free_rows) + MAX_PASSED_OVER)):
-            if not draft.budget or not self._free_rows:
-                return
-            match = self._kv.match(state.blocks, state.token_ids, state.max_skipped_tokens)
-            if match.is_pending:
-                continue
-            entered = self._enter(state, match, draft)
-            if not entered and match.partial is not None:
-                entered = self._enter(state, match.whole_blocks(), draft)
-            if not entered:
-                return
-
-    def _enter(self, state: RequestState, match: PrefixMatch, draft: _Draft) -> bool:
-        """Gives a waiting request a row and blocks; False if they do not suffice.
-
-        Room for all its known tokens must be had beside what the running requests will soon need, so a request
-        preempted in this step never enters: had its blocks been enough for that, it would have stayed.
-        """
-        num_tokens = min(len(state.token_ids) - match.num_tokens, draft.budget)
-        num_blocks_now = blocks_for(match.num_tokens + num_tokens)
-        headroom = self._num_headroom_blocks if self._running else 0
-        if not self._kv.enter(
-            state.blocks,
-            state.token_ids,
-            match,
-            num_tokens=match.num_tokens + num_tokens,
-            num_spare_blocks=blocks_for(len(state.token_ids)) - num_blocks_now + headroom,
-            spare_wanted=bool(self._running),
-        ):
-            return False
-        del self._waiting[state.request_id]
-        self._running[state.request_id] = state
-        draft.starts.append(state.take_row(self._free_rows.pop(), match.num_tokens))
-        if state.num_cached_tokens is None:
-            state.num_cached_tokens = match.num_tokens
-            draft.started.append(Started(state.request_id, len(state.token_ids), match.num_tokens))
-        self._compute(state, num_tokens, state.blocks.block_ids_by_group, draft)
-        return True
-
-    def _compute(
-        self, state: RequestState, num_tokens: int, new_block_ids: tuple[tuple[int, ...], ...], draft: _Draft
-    ) -> None:
-        """Gives the request `num_tokens` of the step."""
-        computed = state.num_computed_tokens
-        assert state.row is not None
-        samples = computed + num_tokens == len(state.token_ids)
-        draft.steps.append(
-            RowStep(
-                state.row,
-                computed,
-                num_tokens,
-                new_block_ids,
-                samples,
-                new_token_ids=state.take_new_tokens(),
-                scored_positions=state.scored_positions(num_tokens),
-            )
-        )
-        draft.states.append(state)
-        draft.budget -= num_tokens
-        if computed < state.num_start_tokens:
-            draft.num_prompt_tokens += num_tokens
-
-    # ---- room
-
-    def _make_room(self, state: RequestState, num_blocks: int, draft: _Draft) -> bool:
-        """Evicts, then preempts from the youngest on until `num_blocks` are free; False if that took `state` itself.
-
-        The oldest request is never preempted for another's sake, so it always ends: no livelock.
-        """
-        while not self._kv.make_room(num_blocks):
-            victim = next(reversed(self._running.values()))
-            self._preempt(victim)
-            draft.num_preempted += 1
-            if victim is state:
-                return False
-        return True
+    def _advance(self, state: RequestState, num_tokens: int) -> None:
+        """The request has computed `num_tokens` more; what that completes can be shared from now on."""
+        state.num_computed_tokens = computed = state.num_computed_tokens + num_tokens
+        if computed >= state.blocks.publish_at:
+            self._kv.publish(state.blocks, state.token_ids, computed)
+        if computed == state.num_start_tokens:
+            self._kv.publish_tail(state.blocks, state.token_ids, computed)
+        if computed == len(state.token_ids):
+            self._running.caught_up(state)
 
     def _preempt(self, state: RequestState) -> None:
-        """Back to the front of the waiting line; what is evicted until it enters again must be computed again."""
-        del self._running[state.request_id]
-        awaits_token = state.num_computed_tokens == state.num_tokens
+        """Back to its place in the waiting line; what is evicted until it enters again must be computed again."""
+        awaits_token = state.awaits_token
         self._vacate(state)
+        state.note_preemption()
         if awaits_token:
             self._parked[state.request_id] = state
         else:
-            self._wait_in_front(state)
+            self._wait_again(state)
 
-    def _wait_in_front(self, state: RequestState) -> None:
-        self._waiting[state.request_id] = state
-        self._waiting.move_to_end(state.request_id, last=False)
-
-    def _state(self, request_id: str) -> RequestState:
-        return self._running.get(request_id) or self._waiting.get(request_id) or self._parked[request_id]
+    def _wait_again(self, state: RequestState) -> None:
+        self._look_up(state)
+        self._waiting.add(state)
 
     def _vacate(self, state: RequestState) -> None:
-        assert state.row is not None
-        self._free_rows.append(state.row)
+        self._running.leave(state)
         self._kv.leave(state.blocks, state.token_ids, state.num_computed_tokens)
         state.row = None
         state.num_computed_tokens = 0
 
+    def _look_up(self, state: RequestState) -> None:
+        """What the KV cache knows of a request that waits; from now on this is not evicted for others who wait."""
+        state.num_entry_tokens = self._kv.match(state.blocks, state.token_ids, state.max_skipped_tokens).num_tokens
+
     def check_integrity(self) -> None:
         """Raises `EngineError` unless rows are held by running requests, each once, and blocks as the KV cache says."""
-        rows = [state.row for state in self._running.values()]
-        if sorted(self._free_rows + [row for row in rows if row is not None]) != list(range(self._max_num_seqs)):
-            raise EngineError("rows are neither free nor held by exactly one running request")
-        if any(
-            state.row is not None or state.blocks.block_ids
-            for state in (*self._waiting.values(), *self._parked.values())
-        ):
-            raise EngineError("a waiting request holds a row or blocks")
-        self._kv.check_integrity(state.blocks for state in self._running.values())
+        self._running.check_integrity()
+        for request_id, state in self._states.items():
+            if (state.line is not None) + (state.row is not None) + (request_id in self._parked) != 1:
+                raise EngineError("a request neither waits nor runs, or does both")
+        if any(state.row is None and state.blocks.block_ids for state in self._states.values()):
+            raise EngineError("a waiting request holds blocks")
+        self._kv.check_integrity(state.blocks for state in self._running)
 
 
 def _scores_of(step: RowStep, scored: Iterator[ScoredTokens]) -> tuple[TokenLogprobs, ...]:

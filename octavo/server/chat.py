@@ -21,6 +21,7 @@ from octavo.server.openapi import json_body
 from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
+from octavo.server.terms import Terms
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
@@ -39,9 +40,12 @@ async def create_chat_completion(request: Request) -> Response:
     service.check_model(body.model)
     settings = service.settings
     body.check(strict=settings.strict_fields, trusts_templates=settings.trust_request_chat_template)
-    prepared = await prepare(lambda: _prepare(service, body), received.num_bytes)
+    service.check_queue()
+    terms = service.terms_of(request, body)
+    prepared = await prepare(lambda: _prepare(service, body, terms), received.num_bytes)
+    service.check_queue([prepared])
     deltas = stream_choices(service.engine, [prepared])
-    head = service.head(prepared.request_id, "chat.completion.chunk" if body.stream else "chat.completion", body.model)
+    head = service.head(prepared.request_id, "chat.completion.chunk" if body.stream else "chat.completion", body)
     shape = _shape(service, body, prepared)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
@@ -60,7 +64,7 @@ def _shape(service: Service, body: ChatRequest, prepared: engine_request.Request
     )
 
 
-def _prepare(service: Service, body: ChatRequest) -> engine_request.Request:
+def _prepare(service: Service, body: ChatRequest, terms: Terms) -> engine_request.Request:
     messages = body.template_messages()
     max_tokens = body.max_completion_tokens or body.max_tokens or service.default_max_tokens
     sampling = body.sampling_params(max_tokens, service.sampling_defaults, logprobs=body.num_logprobs)
@@ -68,7 +72,7 @@ def _prepare(service: Service, body: ChatRequest) -> engine_request.Request:
     if service.settings.log_requests:
         logger.info("%s: messages=%r %r", request_id, messages, sampling)
     try:
-        return service.engine.input.from_messages(
+        prepared = service.engine.input.from_messages(
             messages,
             sampling,
             request_id=request_id,
@@ -77,6 +81,7 @@ def _prepare(service: Service, body: ChatRequest) -> engine_request.Request:
             chat_template=body.chat_template,
             **body.template_kwargs(),
         )
+        return terms.applied_to(prepared)
     except RequestError as error:
         error.param = _FIELDS.get(error.param or "", error.param)
         raise

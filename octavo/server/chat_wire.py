@@ -60,6 +60,10 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
+    def gives_max_tokens(self) -> bool:
+        return self.max_tokens is not None or self.max_completion_tokens is not None
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -23,6 +23,7 @@ from octavo.server.openapi import json_body
 from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
+from octavo.server.terms import Terms
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
@@ -40,9 +41,12 @@ async def create_completion(request: Request) -> Response:
     service.check_model(body.model)
     body.check(strict=service.settings.strict_fields)
     completion_id = f"cmpl-{uuid.uuid4().hex}"
-    prepared = await prepare(lambda: _prepare(service, body, completion_id), received.num_bytes)
+    service.check_queue()
+    terms = service.terms_of(request, body)
+    prepared = await prepare(lambda: _prepare(service, body, completion_id, terms), received.num_bytes)
+    service.check_queue(prepared)
     deltas = stream_choices(service.engine, prepared)
-    head = service.head(completion_id, "text_completion", body.model)
+    head = service.head(completion_id, "text_completion", body)
     shape = _shape(service, body, prepared)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
@@ -65,7 +69,9 @@ def _shape(service: Service, body: CompletionRequest, prepared: list[engine_requ
     )
 
 
-def _prepare(service: Service, body: CompletionRequest, completion_id: str) -> list[engine_request.Request]:
+def _prepare(
+    service: Service, body: CompletionRequest, completion_id: str, terms: Terms
+) -> list[engine_request.Request]:
     prompts = body.prompts()
     max_tokens = max(1, body.max_tokens) if body.max_tokens is not None else service.default_max_tokens
     sampling = body.sampling_params(
@@ -77,13 +83,15 @@ def _prepare(service: Service, body: CompletionRequest, completion_id: str) -> l
     if service.settings.log_requests:
         logger.info("%s: prompts=%r %r", completion_id, prompts, sampling)
     return [
-        service.engine.input.from_prompt(
-            prompt,
-            sampling,
-            request_id=f"{completion_id}-{index}",
-            suffix=body.suffix,
-            truncation=body.truncation,
-            add_special_tokens=body.add_special_tokens is not False,
+        terms.applied_to(
+            service.engine.input.from_prompt(
+                prompt,
+                sampling,
+                request_id=f"{completion_id}-{index}",
+                suffix=body.suffix,
+                truncation=body.truncation,
+                add_special_tokens=body.add_special_tokens is not False,
+            )
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -18,6 +18,8 @@ from octavo.errors import (
     EngineDeadError,
     InvalidValueError,
     OctavoError,
+    QueueFullError,
+    QueueTimeoutError,
     RequestError,
     ShuttingDownError,
     StepError,
@@ -70,6 +72,12 @@ def failure_of(error: Exception) -> Failure:
         case ShuttingDownError():
             headers = {"Retry-After": "1", "x-should-retry": "true"}
             return Failure(503, str(error), _SERVER_ERROR, "shutting_down", headers=headers)
+        case QueueFullError():
+            headers = {"Retry-After": "1", "x-should-retry": "true"}
+            return Failure(503, str(error), _SERVER_ERROR, "queue_full", headers=headers)
+        case QueueTimeoutError():
+            headers = {"Retry-After": "1", "x-should-retry": "true"}
+            return Failure(503, str(error), _SERVER_ERROR, "queue_timeout", headers=headers)
         case EngineDeadError():
             return Failure(503, str(error), _SERVER_ERROR, "engine_dead")
         case StepError():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,11 @@ from octavo.errors import EngineDeadError, ShuttingDownError, UnknownModelError
 from octavo.metrics.http_totals import HttpTotals
 from octavo.metrics.prometheus import Exposition
 from octavo.metrics.totals import EngineTotals
+from octavo.request import Request
+from octavo.server.auth import api_key_of
 from octavo.server.settings import ServerSettings
+from octavo.server.terms import Terms, served_tier, terms_of
+from octavo.server.wire import SamplingFields
 from octavo.version import __version__
 
 if TYPE_CHECKING:
@@ -43,15 +47,17 @@ class Service:
     def default_max_tokens(self) -> int | None:
         return self.engine.config.generation_defaults.max_tokens
 
-    def head(self, answer_id: str, kind: str, model: str) -> dict[str, object]:
+    def head(self, answer_id: str, kind: str, body: SamplingFields) -> dict[str, object]:
         """The fields every answer and every chunk of one begins with."""
-        return {
+        head: dict[str, object] = {
             "id": answer_id,
             "object": kind,
             "created": int(time.time()),
-            "model": model,
+            "model": body.model,
             "system_fingerprint": self.fingerprint,
         }
+        tier = served_tier(body, self.engine.config.scheduling)
+        return head if tier is None else head | {"service_tier": tier}
 
     def check_available(self) -> None:
         """Raises `EngineDeadError` or `ShuttingDownError` if no request can be served now."""
@@ -59,6 +65,17 @@ class Service:
             raise ShuttingDownError("the server is shutting down")
         if not self.engine.healthy:
             raise EngineDeadError("the engine has stopped after an error; see the server's log")
+
+    def check_queue(self, requests: Sequence[Request] = ()) -> None:
+        """Raises `QueueFullError` if `requests` may not wait now; without any, if nothing may.
+
+        The engine checks once more when they arrive. Here it costs nothing, and the status is still to be sent.
+        """
+        self.engine.check_queue(sum(len(request.prompt_token_ids) for request in requests))
+
+    def terms_of(self, connection: HTTPConnection, body: SamplingFields) -> Terms:
+        """On which terms the body that came over `connection` is served. Raises a `RequestError`."""
+        return terms_of(body, api_key_of(connection), self.settings, self.engine.config.scheduling)
 
     def check_model(self, name: str) -> None:
         """Raises `UnknownModelError` unless `name` is served here."""

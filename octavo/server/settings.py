@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.server.api_keys import ApiKey
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`served_model_names` are what clients may call the model; the first labels the metrics.
 
     Without `api_keys` no key is asked for. `strict_fields` refuses fields that nobody knows.
+    Without `api_keys` no key is asked for. `max_prompt_len` and `max_tokens_per_request` hold for keys that have no
+    limits of their own, and for clients without a key.
     """
 
     served_model_names: tuple[str, ...]
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
     log_requests: bool = False
     max_body_bytes: int = 16 * 2**20
     max_choices: int = 1024
     strict_fields: bool = True
     trust_request_chat_template: bool = False
+    max_prompt_len: int | None = None
+    max_tokens_per_request: int | None = None

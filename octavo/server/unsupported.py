@@ -70,7 +70,6 @@ def _is_text_part(part: object) -> bool:
 
 _SAMPLING: dict[str, AsksNothing] = {
     # OpenAI
-    "user": text,
     # vLLM
     "cache_salt": never,
     "guided_choice": never,
@@ -81,7 +80,6 @@ _SAMPLING: dict[str, AsksNothing] = {
     "guided_whitespace_pattern": never,
     "kv_transfer_params": never,
     "logprob_token_ids": never,
-    "priority": only(0),
     "repetition_detection": never,
     "request_id": never,
     "response_format": only({"type": "text"}),
@@ -107,8 +105,6 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
     "prompt_cache_options": options,
     "prompt_cache_retention": only("in_memory"),
     "reasoning_effort": only("none"),
-    "safety_identifier": text,
-    "service_tier": only("auto", "default"),
     "store": only(False),
     "tool_choice": only("none", "auto"),
     "tools": only([]),

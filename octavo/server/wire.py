@@ -23,6 +23,7 @@ Array = Annotated[list[T], Field(fail_fast=True)]
 TokenIds = Array[int]
 Stop = str | Array[str] | None
 Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 class WireModel(BaseModel):
@@ -75,6 +76,17 @@ class SamplingFields(WireModel):
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+    priority: int | None = None
+    service_tier: ServiceTier | None = None
+    user: str | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    queue_timeout: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def gives_max_tokens(self) -> bool:
+        """Whether the client named the length of the answer."""
+        return self.max_tokens is not None
 
     @property
     def includes_usage(self) -> bool:

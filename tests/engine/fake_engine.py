@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, SchedulingConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
@@ -13,6 +13,7 @@ from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StepStats
+from octavo.scheduler.scheduler import DEFAULT_SCHEDULING
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.engine.fakes import VOCAB_SIZE, FakeExecutor, FakeTokenizer
 
@@ -24,6 +25,7 @@ class Recorder:
     steps: list[StepStats] = field(default_factory=list)
     requests: list[RequestStats] = field(default_factory=list)
     gaps: list[tuple[float, int]] = field(default_factory=list)
+    rejections: list[str] = field(default_factory=list)
 
     def on_step(self, stats: StepStats) -> None:
         self.steps.append(stats)
@@ -33,6 +35,9 @@ class Recorder:
 
     def on_token_gap(self, seconds: float, count: int) -> None:
         self.gaps.append((seconds, count))
+
+    def on_rejection(self, limit: str) -> None:
+        self.rejections.append(limit)
 
 
 class FakeEngine:
@@ -46,6 +51,7 @@ class FakeEngine:
         max_model_len: int = 2048,
         poison: int | None = None,
         masks: MaskComputer | None = None,
+        scheduling: SchedulingConfig = DEFAULT_SCHEDULING,
     ) -> None:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         tokenizer = cast(Tokenizer, FakeTokenizer(poison))
@@ -54,7 +60,9 @@ class FakeEngine:
         kv = KvCache(num_blocks)
         self.pool = kv.pool
         masks = masks or MaskComputer(VOCAB_SIZE, 1)
-        self.core = EngineCore(self.executor, tokenizer, kv, masks=masks, listeners=[self.stats], **limits)
+        self.core = EngineCore(
+            self.executor, tokenizer, kv, masks=masks, scheduling=scheduling, listeners=[self.stats], **limits
+        )
         config = EngineConfig(
             model="fake", model_path="", architecture="fake", size_label="", isa="none", threads=1,
             activation_dtype="bf16", quantization=None, weight_bytes=0, max_model_len=max_model_len,

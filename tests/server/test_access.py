@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from octavo.metrics.totals import EngineTotals
+from octavo.server.api_keys import numbered_keys
 from octavo.server.settings import ServerSettings
 from tests.server.fakes import FakeEngine
 from tests.server.live import Server, serving
@@ -19,7 +20,7 @@ KEYS = ("first-key", "zweiter-schlüssel", "clé-à")
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Server]:
     totals = EngineTotals()
-    settings = ServerSettings(("alphabet",), api_keys=KEYS)
+    settings = ServerSettings(("alphabet",), api_keys=numbered_keys(KEYS))
     with serving(FakeEngine(totals).async_engine(), settings, totals) as running:
         yield running
 

@@ -132,7 +132,6 @@ def test_null_is_the_same_as_absent(shared: Server) -> None:
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("store", True),
-        ("service_tier", "flex"),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
         ("metadata", {"a": 1}),

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from octavo.cli import chat, local_engine, main, measure
 from octavo.cli.flags import Activations, EngineFlags, Eviction, Quantizations
+from octavo.cli.scheduling_flags import Policy, SchedulingFlags
 from octavo.cli.sizes import parse_bytes, parse_count
 from octavo.config import EngineArgs
 from octavo.sampling_params import SamplingParams
@@ -106,6 +108,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--activation-dtype",
         "--quantization",
         "--api-key",
+        "--api-keys-file",
         "--disable-log-stats",
         "--enable-log-requests",
         "--enable-prefix-caching",
@@ -115,20 +118,31 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--kv-cache-memory",
         "--kv-cache-memory-bytes",
         "--log-format",
+        "--long-prefill-token-threshold",
         "--max-logprobs",
+        "--max-long-partial-prefills",
         "--max-model-len",
         "--max-num-batched-tokens",
+        "--max-num-partial-prefills",
+        "--max-num-queued-reqs",
+        "--max-num-queued-tokens",
         "--max-num-seqs",
+        "--max-prompt-len",
+        "--max-tokens-per-request",
         "--memory-utilization",
         "--no-enable-prefix-caching",
         "--no-strict-fields",
         "--override-generation-config",
         "--port",
         "--prefix-eviction-policy",
+        "--queue-timeout",
+        "--scheduling-policy",
         "--seed",
         "--served-model-name",
         "--shutdown-timeout",
         "--strict-fields",
+        "--target-tpot",
+        "--target-ttft",
         "--threads",
         "--trust-request-chat-template",
         "--uvicorn-log-level",
@@ -136,11 +150,12 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
 
 
 def test_every_engine_argument_has_a_flag() -> None:
-    assert EngineFlags().args("m") == EngineArgs("m")
+    assert SchedulingFlags().applied_to(EngineFlags().args("m")) == EngineArgs("m")
     flags = EngineFlags(
         1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, Quantizations.INT8, 9, 50, "vllm", "{}", False, Eviction.LFU
     )
-    args = flags.args("m")
+    scheduling = SchedulingFlags(Policy.FCFS, 100, 3, 2, 0.5, 0.05, 7, 800, 9.0)
+    args = replace(scheduling.applied_to(flags.args("m")), tenant_weights=(("a", 2.0),))  # weights are a key's
     default = EngineArgs()
     for name in EngineArgs.__dataclass_fields__:
         assert getattr(args, name) != getattr(default, name), f"{name} cannot be set"

@@ -13,7 +13,7 @@ from octavo.config import BLOCK_TOKENS, EvictionPolicy
 from octavo.kvcache.kv_cache import KvCache
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, PrefixTree, nearest
 from octavo.request import PrefixKey
-from octavo.scheduler.scheduler import MAX_PASSED_OVER
+from octavo.scheduler.prefill import MAX_PASSED_OVER
 from octavo.step import StepPlan
 from tests.unit.test_scheduler import Harness, make_request
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.config import BLOCK_TOKENS, EvictionPolicy
+from octavo.config import BLOCK_TOKENS, EvictionPolicy, PrefillLimits, SchedulingConfig, ServiceTargets
 from octavo.errors import ContextLengthError, EngineError, InvalidValueError
 from octavo.kvcache.block_table import blocks_for
 from octavo.kvcache.kv_cache import KvCache
 from octavo.kvcache.window_group import WindowGroup
-from octavo.request import PrefixKey, Request
+from octavo.request import PrefixKey, Request, Tenant
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.scheduler import Scheduler
-from octavo.step import SampledToken, StepOutput
+from octavo.scheduler.policies.registry import POLICIES
+from octavo.scheduler.scheduler import DEFAULT_SCHEDULING, Scheduler
+from octavo.step import SampledToken, StepOutput, StepPlan
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeExecutor, continuation
 
 
@@ -47,17 +49,20 @@ class Harness:
         prefix_caching: bool = True,
         eviction_policy: EvictionPolicy = "lru",
         window_groups: Sequence[tuple[int, int | None]] = (),
+        config: SchedulingConfig = DEFAULT_SCHEDULING,
     ) -> None:
         groups = [WindowGroup(count, window) for count, window in window_groups]
         self.kv = KvCache(num_blocks, groups, prefix_caching=prefix_caching, eviction_policy=eviction_policy)
         self.groups = groups
         self.pool = self.kv.pool
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self.scheduler = Scheduler(self.kv, **limits)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.kv, **limits, config=config, clock=lambda: self.now)
         self.executor = FakeExecutor(num_blocks, **limits, window_groups=window_groups)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
+        self.preempted: dict[str, tuple[int, int]] = {}
         self.num_jumped = 0  # tokens that follow each third output token without being sampled
 
     @property
@@ -70,8 +75,7 @@ class Harness:
         self.outputs[request.request_id] = []
 
     def step(self) -> None:
-        plan = self.scheduler.schedule()
-        running_before = self.scheduler.num_running
+        plan = self.schedule()
         for token in self.scheduler.update(self.executor.execute(plan)):
             output = self.outputs[token.request_id]
             output.append(token.token_id)
@@ -79,8 +83,21 @@ class Harness:
                 self.jump(token.request_id)
             if self.has_ended(token.request_id):
                 self.end(token.request_id)
-        if not self.num_jumped:
-            assert len(plan.steps) == running_before, "a running request was left out of the step"
+
+    def schedule(self) -> StepPlan:
+        """A plan in which who decodes is; whoever was preempted again must have got a token since the last time."""
+        self.now += 0.03
+        plan = self.scheduler.schedule()
+        decoding = {state.row for state in self.scheduler._running.decoding.values()}
+        assert decoding <= {step.row for step in plan.steps}, "a request that decodes was left out of the step"
+        for state in self.scheduler._states.values():
+            count, num_tokens = self.preempted.get(state.request_id, (0, 0))
+            if state.num_preemptions > count:
+                assert state.num_preemptions == count + 1
+                progress = len(state.token_ids) - num_tokens
+                assert count == 0 or progress > 0 or self.groups, "preempted again without any progress"
+                self.preempted[state.request_id] = (count + 1, len(state.token_ids))
+        return plan
 
     def jump(self, request_id: str) -> None:
         """Gives a request the tokens it would have sampled."""
@@ -106,8 +123,9 @@ class Harness:
         assert not self.scheduler.remove(request_id)
 
     def run_to_the_end(self) -> None:
-        # The oldest request computes at least one token a step, whatever happens to the others.
-        limit = sum(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in self.requests.values()) + 1
+        # Each step computes a token, and whoever is preempted has got one since the last time.
+        most_tokens = [len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in self.requests.values()]
+        limit = 10 * sum(most_tokens) + 1
         while self.scheduler.has_requests:
             assert limit > 0, "requests starve"
             limit -= 1
@@ -145,6 +163,20 @@ PROMPTS = st.builds(
 )
 
 
+TENANTS = st.builds(Tenant, st.sampled_from(["a", "b"]), st.sampled_from(["", "u", "v"]))
+CONFIGS = st.builds(
+    SchedulingConfig,
+    policy=st.sampled_from(sorted(POLICIES)),
+    prefill=st.builds(
+        PrefillLimits,
+        long_tokens=st.none() | st.integers(1, 40),
+        max_partial=st.none() | st.integers(1, 3),
+        max_long_partial=st.integers(1, 2),
+    ),
+    targets=st.builds(ServiceTargets, ttft_s=st.none() | st.just(0.2), tpot_s=st.none() | st.just(0.02)),
+)
+
+
 class Schedules(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(2, 12),
@@ -154,6 +186,7 @@ class Schedules(RuleBasedStateMachine):
         eviction_policy=st.sampled_from(["lru", "lfu"]),
         windows=st.lists(st.none() | st.integers(1, 70), max_size=2),
         num_more_blocks=st.integers(0, 8),
+        config=CONFIGS,
     )
     def start(
         self,
@@ -164,6 +197,7 @@ class Schedules(RuleBasedStateMachine):
         eviction_policy: EvictionPolicy,
         windows: list[int | None],
         num_more_blocks: int,
+        config: SchedulingConfig,
     ) -> None:
         def least(window: int | None) -> int:
             """What one request needs."""
@@ -176,6 +210,7 @@ class Schedules(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             eviction_policy=eviction_policy,
             window_groups=[(min(num_blocks, least(window) + num_more_blocks), window) for window in windows],
+            config=config,
         )
         self.arrivals = 0
 
@@ -184,9 +219,14 @@ class Schedules(RuleBasedStateMachine):
         max_tokens=st.integers(1, 60),
         min_tokens=st.integers(0, 10),
         seed=st.integers(0, 2**64 - 1),
+        tenant=TENANTS,
+        priority=st.integers(-2, 2),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, min_tokens: int, seed: int) -> None:
+    def arrive(
+        self, prompt: list[int], max_tokens: int, min_tokens: int, seed: int, tenant: Tenant, priority: int
+    ) -> None:
         request = make_request(str(self.arrivals), prompt, max_tokens, min_tokens, seed)
+        request = replace(request, tenant=tenant, priority=priority, arrival_time=self.harness.now)
         self.arrivals += 1
         if len(prompt) + max_tokens > self.harness.capacity:
             with pytest.raises(ContextLengthError):
@@ -212,7 +252,7 @@ class Schedules(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort_while_a_step_is_under_way(self, data: st.DataObject) -> None:
         harness = self.harness
-        output = harness.executor.execute(harness.scheduler.schedule())
+        output = harness.executor.execute(harness.schedule())
         present = [request_id for request_id in harness.requests if request_id in harness.scheduler]
         aborted = data.draw(st.sampled_from(present))
         harness.end(aborted)
@@ -261,28 +301,40 @@ def test_a_tiny_cache_preempts_and_still_everyone_ends(
     assert harness.pool.num_used == 0
 
 
+def running_ids(harness: Harness) -> set[str]:
+    return {state.request_id for state in harness.scheduler._running}
+
+
 def run_until_preempted(harness: Harness) -> str:
     """Steps until a request is preempted; returns its id."""
     for _ in range(1000):
-        running = set(harness.scheduler._running)
+        running = running_ids(harness)
         harness.step()
         if harness.scheduler.step_counts.num_preempted:
-            return next(iter(running - set(harness.scheduler._running) - harness.ended))
+            return next(iter(running - running_ids(harness) - harness.ended))
     raise AssertionError("nothing was preempted")
 
 
-def test_the_latest_arrival_is_preempted_and_is_the_next_to_enter() -> None:
-    harness = Harness(6, 4, 64)
-    for index in range(3):
-        harness.add(make_request(str(index), [5 + index] * 17, 60, min_tokens=60))
-    harness.add(make_request("0 late", [9], 5, min_tokens=5))
+def test_whoever_loses_least_is_preempted_and_goes_on_where_it_was() -> None:
+    harness = Harness(10, 4, 128)
+    for index, length in enumerate((33, 17, 33)):
+        harness.add(make_request(str(index), [5 + index] * length, 60, min_tokens=60))
     victim = run_until_preempted(harness)
-    assert victim == max(request_id for request_id, output in harness.outputs.items() if output)
-    assert next(iter(harness.scheduler._waiting)) == victim
+    assert victim == "1", "the others have more to compute again"
     known = list(harness.requests[victim].prompt_token_ids) + harness.outputs[victim]
-    while victim not in harness.scheduler._running:
+    while victim not in running_ids(harness):
         harness.step()
     assert list(harness.executor.plans[-1].starts[0].token_ids) == known
+    harness.run_to_the_end()
+    harness.check_outputs()
+
+
+def test_the_less_urgent_is_preempted_whatever_it_loses() -> None:
+    harness = Harness(10, 4, 128, config=SchedulingConfig(policy="priority"))
+    for index, (length, priority) in enumerate(((33, 1), (17, 0), (33, 0))):
+        request = make_request(str(index), [5 + index] * length, 60, min_tokens=60)
+        harness.add(replace(request, priority=priority))
+    assert run_until_preempted(harness) == "0"
     harness.run_to_the_end()
     harness.check_outputs()
 
@@ -326,7 +378,7 @@ def test_min_tokens_travels_with_the_row_also_after_a_preemption() -> None:
     for index in range(3):
         harness.add(make_request(str(index), [5 + index] * 10, 50, min_tokens=40))
     victim = run_until_preempted(harness)
-    while victim not in harness.scheduler._running:
+    while victim not in running_ids(harness):
         harness.step()
     start = harness.executor.plans[-1].starts[0]
     assert len(start.token_ids) > 10 and start.min_total_tokens == 50 and start.forbidden_token_ids == (EOS,)
