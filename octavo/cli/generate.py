@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from octavo.cli.flags import EngineFlags, Model, SamplingFlags, fresh_seed, mode
 from octavo.engine.choices import fan_out
 from octavo.request import Request
 from octavo.sampling_params import MAX_CHOICES
+from octavo.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from octavo.cli.local_engine import LocalEngine
@@ -33,11 +35,23 @@ def generate(
             "--n", min=1, max=MAX_CHOICES, help="Answers, printed one after the other.", rich_help_panel="Sampling"
         ),
     ] = 1,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--json-schema",
+            exists=True,
+            dir_okay=False,
+            help="The answer is JSON that the schema in this file accepts.",
+            show_default=False,
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
 ) -> None:
     """Continue a text."""
     from octavo.cli.local_engine import LocalEngine
 
-    params = replace(sampling.params(), n=n)
+    form = None if json_schema is None else StructuredOutputsParams(json=json_schema.read_text())
+    params = replace(sampling.params(), n=n, structured_outputs=form)
     text = _stdin() if prompt is None else prompt
     with LocalEngine(engine.args(model_or_default(model), default_seed=fresh_seed())) as local:
         request = local.input.from_prompt(text, params)

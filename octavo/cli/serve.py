@@ -118,16 +118,38 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = False,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args or generic_json. "
+            "Default: as its chat template says.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How the model marks its reasoning: think, deepseek_r1, qwen3, mistral, ...; none: not at all. "
+            "Default: as its chat template says.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     uvicorn_log_level: Annotated[
         LogLevel, typer.Option(help="info logs every HTTP request.", rich_help_panel=_SERVER)
     ] = LogLevel.WARNING,
 ) -> None:
     """Serve a model over the OpenAI API."""
+    from octavo.server.chat_format import chat_format
     from octavo.server.listen import bind
     from octavo.server.logs import configure_logging
 
     _require_text("--api-key", api_key)
     _require_text("--served-model-name", served_model_name)
+    chat_format(None, tool_call_parser, reasoning_parser)  # a wrong name is told before the model is loaded
     keys = _api_keys(api_key, api_keys_file)
     reference = model_or_default(model)
     args = replace(
@@ -156,6 +178,8 @@ def serve(
             trust_request_chat_template=trust_request_chat_template,
             max_prompt_len=max_prompt_len,
             max_tokens_per_request=max_tokens_per_request,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
         )
         options = RunOptions(
             shutdown_timeout_s=shutdown_timeout,

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any, SupportsIndex
 
 from octavo.config import DEFAULT_MAX_LOGPROBS
+from octavo.engine.answer_rules import AnswerRules
 from octavo.engine.bad_words import bad_word_tokens
 from octavo.engine.seeds import seed_of_request
 from octavo.engine.truncation import Truncation
-from octavo.errors import ContextLengthError, InvalidValueError
-from octavo.grammar.answer_rules import AnswerRules
-from octavo.grammar.compiler import GrammarCompiler
+from octavo.errors import ContextLengthError, InvalidValueError, UnsupportedParameterError
+from octavo.grammar.compiler import CompiledForm, GrammarCompiler
 from octavo.grammar.definition import form_of
+from octavo.grammar.forms import Form
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -92,8 +93,32 @@ class InputProcessor:
 
         `template_kwargs` go to `Tokenizer.apply_chat_template`.
         """
-        token_ids = self._truncated(self.encode_messages(messages, truncation, **template_kwargs), sampling, truncation)
-        return self._request(token_ids, None, sampling, request_id)
+        prompt = self.render(messages, **template_kwargs)
+        return self.from_rendered(prompt, sampling, request_id=request_id, truncation=truncation)
+
+    def from_rendered(
+        self,
+        prompt: str,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        truncation: Truncation | None = None,
+        rules: AnswerRules | None = None,
+    ) -> Request:
+        """A request for the next turn of a conversation that `render` has written down.
+
+        `rules` take the place of the form that the sampling parameters ask for.
+        """
+        self._refuse_far_too_long(prompt, truncation)
+        token_ids = self._truncated(self._tokenizer.encode_rendered(prompt), sampling, truncation)
+        return self._request(token_ids, None, sampling, request_id, rules)
+
+    def compile(self, form: Form, param: str) -> CompiledForm:
+        """A form for `AnswerRules`; may take some milliseconds, in which other threads run.
+
+        Raises `InvalidValueError`, for the request field `param`, if it cannot be enforced.
+        """
+        return self._grammars.compile(form, param)
 
     def encode_messages(
         self, messages: Sequence[Mapping[str, Any]], truncation: Truncation | None = None, **template_kwargs: Any
@@ -139,10 +164,21 @@ class InputProcessor:
         return truncation.apply(token_ids, max(1, self._limit - (sampling.max_tokens or 1)))
 
     def _request(
-        self, token_ids: Sequence[int], prompt: str | None, sampling: SamplingParams, request_id: str | None
+        self,
+        token_ids: Sequence[int],
+        prompt: str | None,
+        sampling: SamplingParams,
+        request_id: str | None,
+        rules: AnswerRules | None = None,
     ) -> Request:
         self._check_prompt_length(len(token_ids))
         self._check_sampling(sampling)
+        constraint = self._rules(sampling) if rules is None else rules
+        if constraint is not None and sampling.use_beam_search:
+            raise UnsupportedParameterError(
+                "use_beam_search cannot be had together with tools, a reasoning budget or a form of the answer",
+                param="use_beam_search",
+            )
         return Request(
             request_id=f"request-{uuid.uuid4().hex}" if request_id is None else request_id,
             prompt_token_ids=tuple(token_ids),
@@ -155,14 +191,14 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             prompt=prompt,
             bad_words=bad_word_tokens(sampling.bad_words, self._tokenizer),
-            constraint=self._rules(sampling),
+            constraint=constraint,
         )
 
     def _rules(self, sampling: SamplingParams) -> AnswerRules | None:
         """What the answer has to keep to. Tokens whose log probabilities are wanted are sampled one by one."""
         if sampling.structured_outputs is None:
             return None
-        form = self._grammars.compile(form_of(sampling.structured_outputs), "structured_outputs")
+        form = self.compile(form_of(sampling.structured_outputs), "structured_outputs")
         return AnswerRules(form, jumps=sampling.logprobs is None)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:

@@ -34,11 +34,15 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class JsonStyle:
-    """What stands between the tokens of JSON: fixed separators, or whitespace that matches a pattern."""
+    """What stands between the tokens of JSON: fixed separators, or whitespace that matches a pattern.
+
+    `lenient`: keywords that cannot be enforced are passed over.
+    """
 
     item_separator: str = ", "
     key_separator: str = ": "
     whitespace_pattern: str | None = None
+    lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The item at least so often and, unless None, at most so often, with the separator in between."""
+    """The item at least so often and, unless None, at most so often, with the separator, a marker, in between."""
 
     item: Form
     separator: str = ""

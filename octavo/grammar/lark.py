@@ -103,15 +103,18 @@ class _Writer:
 
     def _repeat(self, form: Repeat) -> str:
         item = self._rule(self.expression(form.item))
-        following = self._rule(f"{_quoted(form.separator)} {item}")
-        most = None if form.at_most is None else form.at_most - 1
-        several = self._rule(f"{item} {following}{_times(max(form.at_least - 1, 0), most)}")
+        several = item if form.at_most == 1 else self._several(item, form)
         return several if form.at_least else f"({several})?"
 
+    def _several(self, item: str, form: Repeat) -> str:
+        following = self._rule(f"{self._marker(form.separator)} {item}")
+        most = "" if form.at_most is None else form.at_most - 1
+        return self._rule(f"{item} {following}{{{max(form.at_least - 1, 0)},{most}}}")
+
     def _free_until(self, end: str) -> str:
-        token = self._token(end)
-        if token is not None:
-            return f"{_ANYTHING} {token}"
+        special = self._special.match(end) if self._special else None
+        if special is not None:
+            return f"{_ANYTHING} {self._marker(end)}"
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}[lazy]: {_ANYTHING} {_quoted(end)}")
         return name
@@ -123,10 +126,6 @@ class _Writer:
         return f"{self._rule(' | '.join(tags) or _quoted(''))}{'+' if form.required else '*'} {_ANYTHING}"
 
 
-def _times(at_least: int, at_most: int | None) -> str:
-    return f"{{{at_least},{'' if at_most is None else at_most}}}"
-
-
 def styled(schema: Mapping[str, Any] | bool, style: JsonStyle) -> dict[str, Any]:
     """The schema with our way of writing JSON in place of any it asks for, and nothing in it ignored."""
     fields = schema if isinstance(schema, Mapping) else {}
@@ -134,7 +133,7 @@ def styled(schema: Mapping[str, Any] | bool, style: JsonStyle) -> dict[str, Any]
 
 
 def _options(style: JsonStyle) -> dict[str, Any]:
-    options: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
+    options: dict[str, Any] = {"lenient": style.lenient, "coerce_one_of": style.lenient}
     if style.whitespace_pattern is not None:
         return options | {"item_separator": ",", "key_separator": ":", "whitespace_pattern": style.whitespace_pattern}
     separators = {"item_separator": style.item_separator, "key_separator": style.key_separator}

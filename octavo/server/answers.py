@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo.engine.choices import best_first, fan_out
 from octavo.errors import ShuttingDownError, StepError
+from octavo.reasoning.count import ReasoningCount
 from octavo.request import FinishReason, OutputDelta, PlacedLogprobs, Request
 from octavo.sampling_params import SamplingParams
 from octavo.server.logprobs import ShownLogprobs
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What was added to the choice number `index` of an answer. Of the choices of one prompt, one `counts_prompt`."""
+    """What was added to the choice number `index` of an answer. Of the choices of one prompt, one `counts_prompt`.
+
+    `num_reasoning_tokens` are those of the choice so far.
+    """
 
     index: int
     delta: OutputDelta
     counts_prompt: bool = True
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def plus(self, last: ChoiceDelta) -> Usage:
         """With a choice added, of which `last` is the last delta."""
@@ -43,6 +50,7 @@ class Usage:
             self.prompt_tokens + last.counts_prompt * delta.num_prompt_tokens,
             self.completion_tokens + delta.num_output_tokens,
             self.cached_tokens + last.counts_prompt * delta.num_cached_tokens,
+            self.reasoning_tokens + last.num_reasoning_tokens,
         )
 
     def without_output(self) -> Usage:
@@ -54,6 +62,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -196,6 +205,19 @@ async def interleave(
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def with_reasoning_counted(
+    deltas: AsyncGenerator[ChoiceDelta, None], new_count: Callable[[], ReasoningCount]
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """The deltas, each knowing how many tokens its choice has reasoned; `new_count` counts those of one choice."""
+    counts: defaultdict[int, ReasoningCount] = defaultdict(new_count)
+    async with aclosing(deltas):
+        async for item in deltas:
+            count = counts[item.index]
+            for token_id in item.delta.token_ids:
+                count.accept(token_id)
+            yield replace(item, num_reasoning_tokens=count.num_tokens)
 
 
 async def _pump(

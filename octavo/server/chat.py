@@ -10,9 +10,12 @@ from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
 from octavo.errors import RequestError
-from octavo.server.answers import collect, stream_choices
+from octavo.reasoning.count import ReasoningCount
+from octavo.server.answers import collect, stream_choices, with_reasoning_counted
 from octavo.server.body import read_body
 from octavo.server.chat_answers import ChatShape, chat_completion, chat_events
+from octavo.server.chat_plan import ChatPlan
+from octavo.server.chat_preparation import plan_of, render_chat, rules_of, tools_to_call, with_markers_shown
 from octavo.server.chat_wire import ChatRequest
 from octavo.server.chunks import Chunks
 from octavo.server.disconnect import unless_client_leaves
@@ -42,11 +45,14 @@ async def create_chat_completion(request: Request) -> Response:
     body.check(strict=settings.strict_fields, trusts_templates=settings.trust_request_chat_template)
     service.check_queue()
     terms = service.terms_of(request, body)
-    prepared = await prepare(lambda: _prepare(service, body, terms), received.num_bytes)
+    compiles = body.form_field is not None or bool(body.tools)
+    prepared, plan = await prepare(lambda: _prepare(service, body, terms), received.num_bytes, compiles=compiles)
     service.check_queue([prepared])
     deltas = stream_choices(service.engine, [prepared])
+    if plan.markers is not None:
+        deltas = with_reasoning_counted(deltas, lambda: _reasoning_count(service, plan))
     head = service.head(prepared.request_id, "chat.completion.chunk" if body.stream else "chat.completion", body)
-    shape = _shape(service, body, prepared)
+    shape = _shape(service, body, prepared, plan)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
         return EventStream(chat_events(deltas, chunks, shape))
@@ -54,17 +60,23 @@ async def create_chat_completion(request: Request) -> Response:
     return JSONResponse(head | chat_completion(answer, shape))
 
 
-def _shape(service: Service, body: ChatRequest, prepared: engine_request.Request) -> ChatShape:
+def _shape(service: Service, body: ChatRequest, prepared: engine_request.Request, plan: ChatPlan) -> ChatShape:
     return ChatShape(
         Spelling(service.engine.tokenizer, as_ids=body.return_tokens_as_token_ids is True),
         logprobs=body.logprobs is True,
         prompt_logprobs=body.prompt_logprobs is not None,
         echoed=body.echoed,
         prompt_token_ids=prepared.prompt_token_ids if body.return_token_ids else None,
+        plan=plan,
     )
 
 
-def _prepare(service: Service, body: ChatRequest, terms: Terms) -> engine_request.Request:
+def _reasoning_count(service: Service, plan: ChatPlan) -> ReasoningCount:
+    assert plan.markers is not None
+    return ReasoningCount(plan.markers, plan.state, service.engine.tokenizer.token_bytes)
+
+
+def _prepare(service: Service, body: ChatRequest, terms: Terms) -> tuple[engine_request.Request, ChatPlan]:
     messages = body.template_messages()
     max_tokens = body.max_completion_tokens or body.max_tokens or service.default_max_tokens
     sampling = body.sampling_params(max_tokens, service.sampling_defaults, logprobs=body.num_logprobs)
@@ -72,16 +84,18 @@ def _prepare(service: Service, body: ChatRequest, terms: Terms) -> engine_reques
     if service.settings.log_requests:
         logger.info("%s: messages=%r %r", request_id, messages, sampling)
     try:
-        prepared = service.engine.input.from_messages(
-            messages,
-            sampling,
+        choice = tools_to_call(service, body)
+        prompt = render_chat(service, body, messages)
+        plan = plan_of(service, body, choice, prompt)
+        prepared = service.engine.input.from_rendered(
+            prompt,
+            sampling if not plan.marked_by else with_markers_shown(sampling, plan, service.engine.tokenizer),
             request_id=request_id,
             truncation=body.truncation,
-            continue_final_message=body.continue_final_message is True,
-            chat_template=body.chat_template,
-            **body.template_kwargs(),
+            rules=rules_of(service, body, plan, sampling),
         )
-        return terms.applied_to(prepared)
+        return terms.applied_to(prepared), plan
     except RequestError as error:
         error.param = _FIELDS.get(error.param or "", error.param)
+        body.rename(error)
         raise

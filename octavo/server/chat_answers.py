@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from octavo.request import OutputDelta, PlacedLogprobs
+from octavo.request import OutputDelta
 from octavo.server.answers import Answer, Choice, ChoiceDelta, UsageMeter
+from octavo.server.chat_parts import delta_of, message_of
+from octavo.server.chat_plan import ChatPlan
+from octavo.server.chat_reader import ChoiceReader
 from octavo.server.chunks import Chunks, compact
 from octavo.server.logprobs import ShownLogprobs, Spelling, chat_logprobs, prompt_logprobs
 
@@ -22,11 +25,12 @@ class ChatShape:
     prompt_logprobs: bool
     echoed: str
     prompt_token_ids: Sequence[int] | None
+    plan: ChatPlan
 
     @property
     def plain(self) -> bool:
         """Whether the text is all that is written of a token."""
-        return not self.logprobs and self.prompt_token_ids is None
+        return not self.logprobs and self.prompt_token_ids is None and not self.plan.has_parts
 
 
 def chat_completion(answer: Answer, shape: ChatShape) -> dict[str, object]:
@@ -43,11 +47,13 @@ def chat_completion(answer: Answer, shape: ChatShape) -> dict[str, object]:
 
 
 def _choice(choice: Choice, shape: ChatShape) -> dict[str, object]:
+    reader = shape.plan.reader()
+    parts = [*reader.append(choice.text), *reader.flush()]
     written: dict[str, object] = {
         "index": choice.index,
-        "message": {"role": "assistant", "content": shape.echoed + choice.text, "refusal": None},
+        "message": message_of(parts, shape.echoed, short_ids=shape.plan.tool_format.short_ids),
         "logprobs": chat_logprobs(choice.logprobs, shape.spelling) if shape.logprobs else None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": reader.finish_reason(choice.finish_reason),
         "stop_reason": choice.stop_reason,
     }
     if shape.prompt_token_ids is not None:
@@ -62,6 +68,7 @@ async def chat_events(
     started: set[int] = set()
     meter = UsageMeter()
     shown: defaultdict[int, ShownLogprobs] = defaultdict(ShownLogprobs)
+    readers: defaultdict[int, ChoiceReader] = defaultdict(shape.plan.reader)
     async with aclosing(deltas):
         async for item in deltas:
             index, delta = item.index, item.delta
@@ -73,11 +80,10 @@ async def chat_events(
                 if delta.text:
                     yield chunks.choice(_TEXT % (index, compact(delta.text)), usage)
             else:
-                logprobs = shown[index].take(delta)
-                if delta.text or delta.token_ids or logprobs:
-                    yield chunks.choice(_detailed(index, delta, logprobs, shape), usage)
+                for choice in _detailed(item, readers[index], shown[index], shape):
+                    yield chunks.choice(choice, usage)
             if delta.finish_reason is not None:
-                yield chunks.choice(_last(index, delta), usage)
+                yield chunks.choice(_last(index, delta, readers[index].finish_reason(delta.finish_reason)), usage)
     if chunks.ends_with_usage:
         yield chunks.usage(meter.usage)
 
@@ -94,25 +100,29 @@ def _prompt_of(shape: ChatShape) -> bytes:
     return b"" if shape.prompt_token_ids is None else b',"prompt_token_ids":' + compact(list(shape.prompt_token_ids))
 
 
-def _detailed(index: int, delta: OutputDelta, logprobs: Sequence[PlacedLogprobs], shape: ChatShape) -> bytes:
-    choice: dict[str, object] = {
-        "index": index,
-        "delta": {"content": delta.text},
-        "logprobs": chat_logprobs(logprobs, shape.spelling) if shape.logprobs else None,
-        "finish_reason": None,
-    }
+def _detailed(item: ChoiceDelta, reader: ChoiceReader, shown: ShownLogprobs, shape: ChatShape) -> Iterator[bytes]:
+    """The parts that a delta makes certain; what is known of its tokens comes with the first, or alone."""
+    delta = item.delta
+    parts = reader.append(delta.text) + (reader.flush() if delta.finished else [])
+    deltas = [delta_of(part, short_ids=shape.plan.tool_format.short_ids) for part in parts]
+    logprobs = shown.take(delta) if shape.logprobs else []
+    about_tokens: dict[str, object] = {"logprobs": chat_logprobs(logprobs, shape.spelling) if shape.logprobs else None}
     if shape.prompt_token_ids is not None:
-        choice["token_ids"] = list(delta.token_ids)
-    return compact(choice)
+        about_tokens["token_ids"] = list(delta.token_ids)
+    if not deltas and (logprobs or (delta.token_ids and shape.prompt_token_ids is not None)):
+        deltas.append({"content": ""})
+    for position, fields in enumerate(deltas):
+        about = about_tokens if position == 0 else {"logprobs": None}
+        yield compact({"index": item.index, "delta": fields, **about, "finish_reason": None})
 
 
-def _last(index: int, delta: OutputDelta) -> bytes:
+def _last(index: int, delta: OutputDelta, finish_reason: str) -> bytes:
     return compact(
         {
             "index": index,
             "delta": {},
             "logprobs": None,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": delta.stop_reason,
         }
     )

@@ -8,7 +8,10 @@ from pydantic import Field
 
 from octavo.errors import InvalidValueError, UnsupportedParameterError
 from octavo.server import unsupported
-from octavo.server.wire import Array, SamplingFields, WireModel
+from octavo.server.structured_wire import StructuredFields
+from octavo.server.tool_wire import ToolCall, ToolDefinition, choice_of, rendered, rendered_call, tools_of
+from octavo.server.wire import Array, WireModel
+from octavo.tools.tool import ToolChoice
 
 # Names that the chat template's caller sets itself.
 _RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -37,6 +40,9 @@ class ChatMessage(WireModel):
     content: str | Array[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: Array[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def check(self, path: str, *, strict: bool) -> None:
         unsupported.check_undeclared(self.undeclared(), unsupported.MESSAGE, path, strict=strict)
@@ -47,7 +53,7 @@ class ChatMessage(WireModel):
                 )
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(StructuredFields):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[Array[ChatMessage], Field(min_length=1)]
@@ -58,6 +64,12 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Array[ToolDefinition] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def gives_max_tokens(self) -> bool:
@@ -107,19 +119,38 @@ class ChatRequest(SamplingFields):
         last = self.messages[-1]
         return _text(last, "") if self.echo and last.role == "assistant" else ""
 
-    def template_messages(self) -> list[dict[str, str]]:
+    def choice_of_tools(self, *, strict: bool) -> ToolChoice | None:
+        """The tools that the answer may call; None if it may call none. Raises a `RequestError`."""
+        tools = tools_of(self.tools or (), strict=strict)
+        return choice_of(self.tool_choice, tools, several=self.parallel_tool_calls is not False)
+
+    def rendered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template is told of."""
+        return rendered(self.tools) if self.tools and self.tool_choice != "none" else None
+
+    def template_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates know it: text only, and OpenAI's developer is everybody else's system."""
         return [_template_message(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def template_kwargs(self) -> dict[str, Any]:
         """What goes to the template besides the messages."""
         generates = self.add_generation_prompt is not False and not self.continue_final_message
-        return {"add_generation_prompt": generates, **(self.chat_template_kwargs or {})}
+        reasoning: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            reasoning = {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            reasoning["enable_thinking"] = False
+        return {"add_generation_prompt": generates, **reasoning, **(self.chat_template_kwargs or {})}
 
 
-def _template_message(message: ChatMessage, path: str) -> dict[str, str]:
+def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    converted = {"role": role, "content": _text(message, path)}
+    converted: dict[str, Any] = {"role": role, "content": _text(message, path)}
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        converted["reasoning_content"] = reasoning
+    if message.tool_calls:
+        converted["tool_calls"] = [rendered_call(call) for call in message.tool_calls]
     if message.name is not None:
         converted["name"] = message.name
     if message.tool_call_id is not None:

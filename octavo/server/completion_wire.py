@@ -8,10 +8,11 @@ from pydantic import Field
 
 from octavo.errors import InvalidValueError
 from octavo.server import unsupported
-from octavo.server.wire import Array, SamplingFields, TokenIds
+from octavo.server.structured_wire import StructuredFields
+from octavo.server.wire import Array, TokenIds
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(StructuredFields):
     """The body of POST /v1/completions."""
 
     prompt: str | Array[str] | TokenIds | Array[TokenIds]

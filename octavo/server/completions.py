@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
-from octavo.errors import InvalidValueError
+from octavo.errors import InvalidValueError, RequestError
 from octavo.server.answers import collect, stream_choices
 from octavo.server.body import read_body
 from octavo.server.chunks import Chunks
@@ -43,7 +43,14 @@ async def create_completion(request: Request) -> Response:
     completion_id = f"cmpl-{uuid.uuid4().hex}"
     service.check_queue()
     terms = service.terms_of(request, body)
-    prepared = await prepare(lambda: _prepare(service, body, completion_id, terms), received.num_bytes)
+    compiles = body.form_field is not None
+    try:
+        prepared = await prepare(
+            lambda: _prepare(service, body, completion_id, terms), received.num_bytes, compiles=compiles
+        )
+    except RequestError as error:
+        body.rename(error)
+        raise
     service.check_queue(prepared)
     deltas = stream_choices(service.engine, prepared)
     head = service.head(completion_id, "text_completion", body)
@@ -77,6 +84,7 @@ def _prepare(
     sampling = body.sampling_params(
         max_tokens or _DEFAULT_MAX_TOKENS, service.sampling_defaults, logprobs=body.logprobs
     )
+    sampling = replace(sampling, structured_outputs=body.form_params(strict=service.settings.strict_fields))
     if body.echo and body.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=body.logprobs)
     _check_number(len(prompts), sampling.num_samples, service.settings.max_choices)

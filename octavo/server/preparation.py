@@ -12,6 +12,6 @@ T = TypeVar("T")
 _QUICK_BYTES = 16 * 1024
 
 
-async def prepare(work: Callable[[], T], num_bytes: int) -> T:
-    """The result of `work`, which tokenises `num_bytes` of text or so."""
-    return work() if num_bytes <= _QUICK_BYTES else await asyncio.to_thread(work)
+async def prepare(work: Callable[[], T], num_bytes: int, *, compiles: bool = False) -> T:
+    """The result of `work`, which tokenises `num_bytes` of text or so, or also compiles a grammar."""
+    return work() if num_bytes <= _QUICK_BYTES and not compiles else await asyncio.to_thread(work)

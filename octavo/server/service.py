@@ -17,6 +17,7 @@ from octavo.metrics.prometheus import Exposition
 from octavo.metrics.totals import EngineTotals
 from octavo.request import Request
 from octavo.server.auth import api_key_of
+from octavo.server.chat_format import ChatFormat, chat_format
 from octavo.server.settings import ServerSettings
 from octavo.server.terms import Terms, served_tier, terms_of
 from octavo.server.wire import SamplingFields
@@ -37,6 +38,7 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self.fingerprint = _fingerprint(engine.config)
+        self._chat_format = self._format_of(engine.tokenizer.chat_template)
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
@@ -46,6 +48,13 @@ class Service:
     @property
     def default_max_tokens(self) -> int | None:
         return self.engine.config.generation_defaults.max_tokens
+
+    def chat_format(self, template: str | None) -> ChatFormat:
+        """How the model writes calls and reasoning, under a template of the request's own if there is one."""
+        return self._chat_format if template is None else self._format_of(template)
+
+    def _format_of(self, template: str | None) -> ChatFormat:
+        return chat_format(template, self.settings.tool_call_parser, self.settings.reasoning_parser)
 
     def head(self, answer_id: str, kind: str, body: SamplingFields) -> dict[str, object]:
         """The fields every answer and every chunk of one begins with."""

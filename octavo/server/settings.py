@@ -14,6 +14,7 @@ class ServerSettings:
     Without `api_keys` no key is asked for. `strict_fields` refuses fields that nobody knows.
     Without `api_keys` no key is asked for. `max_prompt_len` and `max_tokens_per_request` hold for keys that have no
     limits of their own, and for clients without a key.
+    `tool_call_parser` and `reasoning_parser` name formats; None: what the chat template speaks of.
     """
 
     served_model_names: tuple[str, ...]
@@ -25,3 +26,5 @@ class ServerSettings:
     trust_request_chat_template: bool = False
     max_prompt_len: int | None = None
     max_tokens_per_request: int | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None

@@ -72,22 +72,15 @@ _SAMPLING: dict[str, AsksNothing] = {
     # OpenAI
     # vLLM
     "cache_salt": never,
-    "guided_choice": never,
-    "guided_decoding_backend": never,
-    "guided_grammar": never,
-    "guided_json": never,
-    "guided_regex": never,
-    "guided_whitespace_pattern": never,
+    "guided_decoding_backend": only("auto", "guidance"),
     "kv_transfer_params": never,
     "logprob_token_ids": never,
     "repetition_detection": never,
     "request_id": never,
-    "response_format": only({"type": "text"}),
     "return_prompt_text": only(False),
     "session_id": text,
     "spaces_between_special_tokens": only(True),
     "stream_interval": only(1),
-    "structured_outputs": never,
     "vllm_xargs": only({}),
 }
 
@@ -99,24 +92,18 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
     "metadata": labels,
     "modalities": only(["text"]),
     "moderation": never,
-    "parallel_tool_calls": flag,
     "prediction": predicted_content,
     "prompt_cache_key": text,
     "prompt_cache_options": options,
     "prompt_cache_retention": only("in_memory"),
-    "reasoning_effort": only("none"),
     "store": only(False),
-    "tool_choice": only("none", "auto"),
-    "tools": only([]),
     "verbosity": only("medium"),
     "web_search_options": never,
     # vLLM
     "add_special_tokens": only(False),
     "documents": only([]),
-    "include_reasoning": flag,
     "media_io_kwargs": only({}),
     "mm_processor_kwargs": only({}),
-    "thinking_token_budget": never,
 }
 
 COMPLETION: Mapping[str, AsksNothing] = (
@@ -131,11 +118,12 @@ MESSAGE: Mapping[str, AsksNothing] = {
     "annotations": only([]),
     "audio": never,
     "function_call": never,
-    "reasoning": only(""),
-    "reasoning_content": only(""),
     "refusal": only(""),
-    "tool_calls": only([]),
 }
+
+RESPONSE_FORMAT: Mapping[str, AsksNothing] = {}
+
+STRUCTURED_OUTPUTS: Mapping[str, AsksNothing] = {"disable_additional_properties": only(False)}
 
 CONTENT_PART: Mapping[str, AsksNothing] = {"prompt_cache_breakpoint": options}
 

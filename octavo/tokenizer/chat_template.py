@@ -34,6 +34,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        self.source = source
         self._variables = dict(variables)
         self._error: str | None = None
         try:

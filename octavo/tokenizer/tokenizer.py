@@ -118,6 +118,11 @@ class Tokenizer:
         return Detokenizer(texts, strips_space=self._strips_space)
 
     @property
+    def chat_template(self) -> str | None:
+        """The source of the model's chat template, if it has one."""
+        return None if self._chat_template is None else self._chat_template.source
+
+    @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 

@@ -16,7 +16,7 @@ ROOT = Path(octavo.__file__).parent
 # dataclasses, errors and configuration.
 ALLOWED = {
     "cli": {"root", "llm", "server", "engine", "metrics", "weights", "backends", "tokenizer"},
-    "server": {"root", "engine", "metrics", "tokenizer"},
+    "server": {"root", "engine", "metrics", "tokenizer", "grammar", "reasoning", "tools"},
     "llm": {"root", "engine", "metrics"},
     "engine": {
         "root",
@@ -30,7 +30,10 @@ ALLOWED = {
         "quant",
         "metrics",
         "grammar",
+        "reasoning",
     },
+    "reasoning": {"root"},
+    "tools": {"root", "grammar"},
     "grammar": {"root", "tokenizer"},
     "scheduler": {"root", "kvcache"},
     "kvcache": {"root"},
@@ -48,6 +51,7 @@ ROOT_MODULES = {
     "constraint",
     "envs",
     "errors",
+    "marker_search",
     "request",
     "sampling_params",
     "step",

@@ -24,6 +24,7 @@ from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.sampling_params import SamplingParams
 from octavo.step import RowStart, RowStep, SampledToken, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
+from octavo.tokenizer.chat_template import ChatTemplate
 from tests.engine.fakes import is_set
 
 EOS = 256
@@ -43,15 +44,19 @@ class BytesDetokenizer:
 
 
 class BytesTokenizer:
-    """The chat template is the messages' contents one after the other, behind ">>" if an answer is to follow."""
+    """The chat template is the messages' contents one after the other, behind ">>" if an answer is to follow.
+
+    Unless `chat_template`, a source, is given.
+    """
 
     vocab_size = 257
     bos_token_id = None
     eos_token_ids = frozenset({EOS})
     special_token_ids = frozenset({EOS})
 
-    def __init__(self, has_chat_template: bool = True) -> None:
+    def __init__(self, has_chat_template: bool = True, chat_template: str | None = None) -> None:
         self.has_chat_template = has_chat_template
+        self.chat_template = chat_template
         self.template_kwargs: dict[str, Any] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -72,6 +77,9 @@ class BytesTokenizer:
         if not self.has_chat_template:
             raise ChatTemplateError("this model has no chat template", param="messages")
         self.template_kwargs = kwargs
+        if self.chat_template is not None:
+            template = ChatTemplate(self.chat_template, {})
+            return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
         text = "".join(message["content"] for message in messages)
         return (chat_template or "") + (">>" + text if add_generation_prompt else text)
 
@@ -91,7 +99,8 @@ class BytesTokenizer:
 class AlphabetExecutor:
     """`gate` holds every step while it is cleared; `failures` is how many of the next steps raise.
 
-    `samplings` and `bad_words` are those of all requests so far.
+    `samplings` and `bad_words` are those of all requests so far. `says`, if set, is what every answer would be instead
+    of the alphabet, as far as its mask lets it.
     """
 
     def __init__(self) -> None:
@@ -99,6 +108,7 @@ class AlphabetExecutor:
         self.gate.set()
         self.failures = 0
         self.step_s = 0.0
+        self.says: str | None = None
         self._rows: dict[int, list[int]] = {}
         self._starts: dict[int, RowStart] = {}
         self.samplings: list[SamplingParams] = []
@@ -125,13 +135,20 @@ class AlphabetExecutor:
 
     def _sample(self, step: RowStep) -> SampledToken:
         tokens, start = self._rows[step.row], self._starts[step.row]
-        wishes = (_after(tokens[-1]), *_CLOSING, *range(256))
+        wishes = (self._wish(step.row), *_CLOSING, *range(256))
         token_id = next((wish for wish in wishes if step.mask is None or is_set(step.mask, wish)), 0)
         if start.appends_sampled:
             tokens.append(token_id)
         num_top = start.sampling.logprobs
         report = logprobs_of if start.appends_sampled else _likeliest
         return SampledToken(step.row, token_id, None if num_top is None else report(token_id, num_top))
+
+    def _wish(self, row: int) -> int:
+        tokens = self._rows[row]
+        if self.says is None:
+            return _after(tokens[-1])
+        text, position = self.says.encode(), len(tokens) - self._starts[row].num_prompt_tokens
+        return text[position] if position < len(text) else EOS
 
     def _score(self, step: RowStep) -> ScoredTokens:
         tokens, num_top = self._rows[step.row], self._starts[step.row].sampling.prompt_logprobs
@@ -172,13 +189,14 @@ class FakeEngine:
         self,
         *listeners: StatsListener,
         has_chat_template: bool = True,
+        chat_template: str | None = None,
         max_model_len: int = MAX_MODEL_LEN,
         num_blocks: int = 256,
         max_num_seqs: int = 8,
         generation_defaults: GenerationDefaults | None = None,
     ) -> None:
         self.executor = AlphabetExecutor()
-        self.tokenizer = BytesTokenizer(has_chat_template)
+        self.tokenizer = BytesTokenizer(has_chat_template, chat_template)
         kv = KvCache(num_blocks)
         self.pool = kv.pool
         config = EngineConfig(

@@ -128,15 +128,12 @@ def test_null_is_the_same_as_absent(shared: Server) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
         ("store", True),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
         ("metadata", {"a": 1}),
-        ("structured_outputs", {"regex": "a"}),
-        ("guided_json", {}),
+        ("guided_decoding_backend", "outlines"),
         ("web_search_options", {}),
     ],
 )
@@ -266,7 +263,7 @@ def test_prompts_that_are_none(shared: Server, prompt: object) -> None:
         ([{"role": "user", "content": "a", "colour": 1}], "messages[0].colour"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
     ],
 )
 def test_messages_that_are_none(shared: Server, messages: object, param: str) -> None:

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from octavo.tokenizer import tokenizer as octavo_tokenizer
 from octavo.tokenizer.gguf import load_tokenizer
 
-SPECIAL = ["<|endoftext|>", "<|im_end|>", "<|call|>"]
+SPECIAL = ["<|endoftext|>", "<|im_end|>", "<|call|>", "[TOOL_CALLS]", "[ARGS]"]
 USER_DEFINED = ["<think>", "</think>"]
 _CORPUS = [
     '{"name": "Ada", "age": 36, "tags": ["a", "b"], "address": {"street": "1 Long Road", "zip": "12345"}}',
@@ -23,7 +23,7 @@ _CORPUS = [
 
 @cache
 def small_tokenizer(chat_template: str | None = None) -> octavo_tokenizer.Tokenizer:
-    """EOS are the first two special tokens; the third is a marker; `<think>` and `</think>` are single tokens."""
+    """EOS are the first two special tokens, the others are markers; `<think>` and `</think>` are single tokens."""
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -136,6 +136,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--port",
         "--prefix-eviction-policy",
         "--queue-timeout",
+        "--reasoning-parser",
         "--scheduling-policy",
         "--seed",
         "--served-model-name",
@@ -144,6 +145,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--target-tpot",
         "--target-ttft",
         "--threads",
+        "--tool-call-parser",
         "--trust-request-chat-template",
         "--uvicorn-log-level",
     }
@@ -183,6 +185,21 @@ def test_generate_continues_its_argument_or_stdin(octavo: Octavo) -> None:
     assert octavo("generate", "m", "a", "--max-tokens", "3").out == "bcd\n"
     assert octavo("generate", "m", "w", "--n", "2").out == "--- 1 of 2\nxyz\n--- 2 of 2\nxyz\n"
     assert octavo("generate", "m", "a", "--stop", "f", "--stop", "d").out == "bc\n"
+
+
+def test_generate_keeps_to_a_schema(octavo: Octavo, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["x"]}, "minItems": 2, "maxItems": 2}')
+    assert octavo("generate", "m", "w", "--json-schema", str(schema)).out == '["x", "x"]\n'
+    schema.write_text('{"not": {}}')
+    refused = octavo("generate", "m", "w", "--json-schema", str(schema))
+    assert refused.code == 1 and "not" in refused.err and "Traceback" not in refused.err
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_parser_that_does_not_exist_is_told_before_the_model_is_loaded(octavo: Octavo, flag: str) -> None:
+    ran = octavo("serve", "m", flag, "nonsense")
+    assert ran.code == 1 and flag in ran.err and not octavo.asked  # type: ignore[attr-defined]
 
 
 def test_unseeded_answers_differ_from_run_to_run(octavo: Octavo) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from octavo.grammar.compiler import CompiledForm
 from octavo.grammar.matcher import Matcher
-from octavo.grammar.reasoning_budget import ReasoningBudget, ReasoningCount
+from octavo.reasoning.budget import BudgetedReasoning, ReasoningBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +25,36 @@ class AnswerRules:
 class RuledAnswer:
     """One answer under its rules."""
 
-    __slots__ = ("_count", "_jumps", "matcher")
+    __slots__ = ("_jumps", "_reasoning", "matcher")
 
-    def __init__(self, matcher: Matcher | None, count: ReasoningCount | None, jumps: bool) -> None:
+    def __init__(self, matcher: Matcher | None, reasoning: BudgetedReasoning | None, jumps: bool) -> None:
         self.matcher = matcher
-        self._count = count
+        self._reasoning = reasoning
         self._jumps = jumps
 
     def accept(self, token_id: int) -> None:
         if self.matcher is not None:
             self.matcher.accept(token_id)
-        if self._count is not None:
-            self._count.accept(token_id)
+        if self._reasoning is not None:
+            self._reasoning.accept(token_id)
 
     def take_forced(self, limit: int) -> tuple[int, ...]:
-        if self._count is not None and self._count.spent:
-            return self._end_reasoning(limit)
-        return self.matcher.take_forced(limit) if self.matcher is not None and self._jumps else ()
+        ending = () if self._reasoning is None else self._reasoning.ending
+        if ending and len(ending) <= limit:
+            for token_id in ending:
+                self.accept(token_id)
+            return ending
+        return self._take_formal(limit) if not ending else ()
 
-    def _end_reasoning(self, limit: int) -> tuple[int, ...]:
-        assert self._count is not None
-        if len(self._count.ending) > limit:
+    def _take_formal(self, limit: int) -> tuple[int, ...]:
+        """What the form leaves no choice about."""
+        if self.matcher is None or not self._jumps:
             return ()
-        for token_id in self._count.ending:
-            self.accept(token_id)
-        return self._count.ending
+        forced = self.matcher.take_forced(limit)
+        if self._reasoning is not None:
+            for token_id in forced:
+                self._reasoning.accept(token_id)
+        return forced
 
     @property
     def ended(self) -> bool:

@@ -1,0 +1,1 @@
+"""Models that reason before they answer: where the reasoning is in their text."""
