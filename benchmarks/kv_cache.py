@@ -129,8 +129,8 @@ def _answer(plan: StepPlan) -> StepOutput:
 def _enter_and_publish(kv: KvCache, table: BlockTable, tokens: TokenIds) -> None:
     match = kv.match(table, tokens, len(tokens) - 1)
     assert kv.enter(table, tokens, match, num_tokens=len(tokens))
-    kv.copies.start()
-    kv.finish_copies()
+    kv.start_moves()
+    kv.finish_moves()
     kv.publish(table, tokens, len(tokens))
 
 

@@ -19,6 +19,7 @@ PRIORITIES = range(-100, 101)
 
 DEFAULT_MODEL = "smollm2"
 BLOCK_TOKENS = 16
+DEFAULT_KV_OFFLOAD_BYTES = 2 * 2**30
 DEFAULT_MAX_LOGPROBS = 20
 
 
@@ -47,6 +48,8 @@ class EngineArgs:
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     enable_prefix_caching: bool = True
     prefix_eviction_policy: EvictionPolicy = "lru"
+    kv_offload_dir: str | None = None
+    kv_offload_bytes: int = DEFAULT_KV_OFFLOAD_BYTES
     generation_config: str = "auto"
     override_generation_config: str | None = None
     scheduling_policy: Literal["auto"] | SchedulingPolicy = "auto"
@@ -143,6 +146,8 @@ class EngineConfig:
     prefix_eviction_policy: EvictionPolicy
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     num_window_blocks: tuple[int, ...] = ()
+    kv_offload_dir: str | None = None
+    kv_offload_bytes: int = DEFAULT_KV_OFFLOAD_BYTES
     generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     scheduling: SchedulingConfig = SchedulingConfig()
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -193,6 +194,27 @@ class EngineFlags:
             rich_help_panel=_ENGINE,
         ),
     ] = Eviction.LRU
+    kv_offload_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--kv-offload-dir",
+            file_okay=False,
+            help="Keep prefixes that memory has no room for in files here, also for the next start.",
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    kv_offload_size: Annotated[
+        int,
+        typer.Option(
+            "--kv-offload-size",
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="Most that these files may take.",
+            show_default="2GiB",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = _DEFAULTS.kv_offload_bytes
 
     def args(self, model: str, *, default_seed: int = _DEFAULTS.seed) -> EngineArgs:
         return EngineArgs(
@@ -209,6 +231,8 @@ class EngineFlags:
             max_logprobs=self.max_logprobs,
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_eviction_policy=self.prefix_eviction_policy.value,
+            kv_offload_dir=None if self.kv_offload_dir is None else str(self.kv_offload_dir),
+            kv_offload_bytes=self.kv_offload_size,
             generation_config=self.generation_config,
             override_generation_config=self.override_generation_config,
         )

@@ -13,6 +13,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.engine.machine import Machine, read_machine
+from octavo.engine.offload import open_block_store
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.errors import ConfigError
 from octavo.grammar.compiler import GrammarCompiler
@@ -147,6 +148,7 @@ def _kv_cache(config: EngineConfig, groups: Sequence[KvGroup]) -> KvCache:
         [WindowGroup(num_blocks, group.window) for num_blocks, group in window_groups],
         prefix_caching=config.enable_prefix_caching,
         eviction_policy=config.prefix_eviction_policy,
+        store=open_block_store(config, groups),
     )
 
 

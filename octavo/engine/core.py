@@ -166,9 +166,20 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Gives back what the backend holds."""
+        """Gives back what the backend holds. What the KV cache knows is saved first, if there is a store for it."""
         self._constraints.close_all()
+        if self.healthy:
+            self._save_prefixes()
+        self._kv.close_store()
         self._executor.close()
+
+    def _save_prefixes(self) -> None:
+        try:
+            for saves in self._kv.save_all():
+                output = self._executor.execute(StepPlan((), (), saves=saves))
+                self._kv.finish_moves(output.saved)
+        except Exception:
+            logger.exception("the prefixes in the KV cache could not be saved")
 
     def _search(self, group: BeamGroup, now: float) -> list[OutputDelta]:
         """A step of beam search: the last delta of the request if it was the last step, or failed."""

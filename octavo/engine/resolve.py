@@ -55,6 +55,7 @@ def check_args(args: EngineArgs) -> None:
         ("--threads", 1 if args.threads is None else args.threads),
         ("--max-model-len", 2 if args.max_model_len is None else args.max_model_len),
         ("--kv-cache-memory", 1 if args.kv_cache_memory_bytes is None else args.kv_cache_memory_bytes),
+        ("--kv-offload-size", args.kv_offload_bytes),
         ("--seed", args.seed),
         ("--max-logprobs", args.max_logprobs),
     ):
@@ -68,12 +69,15 @@ def check_args(args: EngineArgs) -> None:
     _require_at_least(2, "--max-model-len", args.max_model_len)
     _require_at_least(-1, "--max-logprobs", args.max_logprobs)
     _require_at_least(1, "--kv-cache-memory", args.kv_cache_memory_bytes)
+    _require_at_least(1, "--kv-offload-size", args.kv_offload_bytes)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
         raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
     if args.quantization not in (None, "int8"):
         raise ConfigError(f"--quantization is {args.quantization!r}; it must be int8, or left out")
     if args.quantization is not None and args.activation_dtype == "bf16":
         raise ConfigError("--quantization int8 needs int8 activations; leave --activation-dtype out or set it to int8")
+    if args.kv_offload_dir is not None and not args.enable_prefix_caching:
+        raise ConfigError("--kv-offload-dir needs prefix caching; leave out --no-enable-prefix-caching")
     if args.prefix_eviction_policy not in ("lru", "lfu"):
         raise ConfigError(f"--prefix-eviction-policy is {args.prefix_eviction_policy!r}; it must be lru or lfu")
     check_scheduling_args(args)
@@ -126,6 +130,8 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         max_logprobs=args.max_logprobs,
         enable_prefix_caching=args.enable_prefix_caching,
         prefix_eviction_policy=args.prefix_eviction_policy,
+        kv_offload_dir=args.kv_offload_dir,
+        kv_offload_bytes=args.kv_offload_bytes,
         generation_defaults=facts.generation_defaults,
         scheduling=resolve_scheduling(args),
     )

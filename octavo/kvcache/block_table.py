@@ -70,6 +70,10 @@ class BlockTable:
         """The block at an index in each group."""
         return [self.block_ids[index], *(blocks.block_ids[index] for blocks in self.window_blocks)]
 
+    def held_at(self, index: int) -> list[int | None]:
+        """The block at an index in each group; None where it has been given back."""
+        return [self.block_ids[index], *(blocks.held_at(index) for blocks in self.window_blocks)]
+
     def num_missing(self, num_tokens: int) -> int:
         """How many blocks must be added before `num_tokens` tokens fit."""
         return max(0, -(-(num_tokens - self.num_slots) // BLOCK_TOKENS))

@@ -36,8 +36,6 @@ class BlockCopies:
 
     def cancel(self, destinations: Sequence[Set[int]]) -> list[BlockCopy]:
         """Gives up the copies into these blocks of each group, and says which they were."""
-        if not self._planned and not self._under_way:
-            return []
         cancelled = [copy for copy in self.awaited if copy.destination in destinations[copy.group]]
         self._planned = [copy for copy in self._planned if copy not in cancelled]
         self._under_way = tuple(copy for copy in self._under_way if copy not in cancelled)

@@ -10,19 +10,22 @@ A prompt takes over the longest known prefix:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from octavo.config import BLOCK_TOKENS, EvictionPolicy
 from octavo.errors import EngineError
 from octavo.kvcache.block_pool import BlockPool
+from octavo.kvcache.block_store import BlockStore, Parts
 from octavo.kvcache.block_table import NEVER, BlockTable
 from octavo.kvcache.copies import BlockCopies
+from octavo.kvcache.offload import MAX_SAVES_PER_STEP, Offload, digest_of, next_digest
 from octavo.kvcache.prefix_cache import PrefixCache
 from octavo.kvcache.prefix_tree import BLOCK_BYTES, PrefixNode, TokenIds, nearest
 from octavo.kvcache.window_group import WindowGroup
 from octavo.request import PrefixKey
-from octavo.step import BlockCopy
+from octavo.step import BlockAddress, BlockCopy, BlockLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,15 @@ class PrefixMatch:
         return replace(self, partial=None, num_partial_tokens=0)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """The part of a `StepPlan` that moves blocks."""
+
+    copies: tuple[BlockCopy, ...]
+    saves: tuple[BlockAddress, ...]
+    loads: tuple[BlockLoad, ...]
+
+
 class KvCache:
     """`num_blocks` blocks, the prefixes known to lie in them, and the block tables of requests.
 
@@ -56,6 +68,8 @@ class KvCache:
 
     `groups` are the model's layer groups beside the first. The prefix tree is about the blocks of the first; what it
     knows can be taken over only as far as the other groups still know what they need of it.
+
+    With a `store`, what is evicted is saved there, and comes back when a request begins like it.
     """
 
     def __init__(
@@ -65,12 +79,14 @@ class KvCache:
         *,
         prefix_caching: bool = True,
         eviction_policy: EvictionPolicy = "lru",
+        store: BlockStore | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.copies = BlockCopies()
         self._groups = tuple(groups)
         self._prefix_caching = prefix_caching
         self._prefixes = PrefixCache(self.pool, self._groups, eviction_policy)
+        self._offload = None if store is None else Offload(store)
 
     @property
     def num_blocks(self) -> int:
@@ -92,11 +108,12 @@ class KvCache:
         """A table that shares with those of the same key; without prefix caching, with those of the same parent."""
         return self._open(key if self._prefix_caching else replace(key, parent_id=parent_id))
 
-    def match(self, table: BlockTable, token_ids: TokenIds, max_tokens: int) -> PrefixMatch:
+    def match(self, table: BlockTable, token_ids: TokenIds, max_tokens: int, *, may_load: bool = False) -> PrefixMatch:
         """What is known of the first `max_tokens` tokens of a waiting request; the rest is computed in any case.
 
         From now on the request wants this prefix: it is not evicted for other waiting requests. Asking again costs no
-        more than what has become known since.
+        more than what has become known since. With `may_load`, the store is looked into for what comes next; what a
+        step has no time to load is pending.
         """
         if not self._shares(table):
             return PrefixMatch(table.root, None, 0, False)
@@ -104,9 +121,11 @@ class KvCache:
         tokens = token_ids[known.depth * BLOCK_TOKENS : max_tokens].tobytes()
         known, tokens, is_pending = self._prefixes.descend(known, tokens)
         self._want(table, known)
+        if may_load and not is_pending and self._offload is not None:
+            known, tokens, is_pending = self._load(self._offload, table, tokens)
         node = self._usable(known)
         if node is known:
-            partial, num_partial_tokens = nearest(node, tokens)
+            partial, num_partial_tokens = nearest(node, tokens[:BLOCK_BYTES])
             if partial is not None and all(group.block_of(partial) is not None for group in self._groups):
                 return PrefixMatch(node, partial, num_partial_tokens, is_pending)
         return PrefixMatch(node, None, 0, is_pending)
@@ -146,8 +165,11 @@ class KvCache:
     def make_room(self, num_blocks: int, *, spare_wanted: bool = False) -> bool:
         """Evicts until `num_blocks` are free in each group; False if there is not enough to evict."""
         while self.pool.num_free < num_blocks:
-            if not self._prefixes.evict(spare_wanted=spare_wanted):
+            node = self._prefixes.next_to_go(spare_wanted=spare_wanted)
+            if node is None:
                 return False
+            self._save(node)
+            self._prefixes.evict(node)
         return all(group.make_room(num_blocks) for group in self._groups)
 
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
@@ -161,8 +183,7 @@ class KvCache:
             end = num_computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
             tokens = token_ids[table.num_known_tokens : end].tobytes()
             for place in range(0, len(tokens), BLOCK_BYTES):
-                block_id = table.block_ids[node.depth]
-                node = self._prefixes.know(node, tokens[place : place + BLOCK_BYTES], block_id, table.window_blocks)
+                node = self._prefixes.know(node, tokens[place : place + BLOCK_BYTES], table.held_at(node.depth))
             table.node = node
         table.give_back(num_computed_tokens)
         table.publish_at = self._next_publish(table, num_computed_tokens)
@@ -174,9 +195,8 @@ class KvCache:
         if not self._shares(table) or node.removed or not num_known < num_computed_tokens < num_known + BLOCK_TOKENS:
             return
         tokens = token_ids[num_known:num_computed_tokens].tobytes()
-        block_id = table.block_ids[node.depth]
-        if tokens not in node.children and not self._is_awaited(block_id):
-            table.tail = self._prefixes.know(node, tokens, block_id, table.window_blocks)
+        if tokens not in node.children and not self._is_awaited(table.block_ids[node.depth]):
+            table.tail = self._prefixes.know(node, tokens, table.held_at(node.depth))
 
     def leave(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Takes every block away. What was computed in them stays known, until it is evicted."""
@@ -216,10 +236,17 @@ class KvCache:
         twin.node, twin.publish_at = table.node, table.publish_at
         return twin
 
-    def finish_copies(self) -> None:
-        """The step has been made, and with it the copies of its plan."""
+    def start_moves(self) -> BlockMoves:
+        """What the next step must save, load and copy before it computes anything."""
+        saves, loads = self._offload.start() if self._offload is not None else ((), ())
+        return BlockMoves(self.copies.start(), saves, loads)
+
+    def finish_moves(self, saved: tuple[bytes, ...] = ()) -> None:
+        """The step has been made, and with it the moves of its plan; `saved` are the bytes that it read."""
         for copy in self.copies.done():
             self._release(copy.group, copy.source)
+        if self._offload is not None:
+            self._offload.done(saved)
 
     def reset_prefixes(self) -> int:
         """Forgets every prefix; returns how many blocks that were. Requests keep what they hold."""
@@ -274,6 +301,70 @@ class KvCache:
             return NEVER
         return (num_computed_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
 
+    # ---- the store
+
+    def save_all(self) -> Iterator[tuple[BlockAddress, ...]]:
+        """Steps that save everything known: what each has to save. Each must be made before the next is asked for."""
+        if self._offload is None:
+            return
+        nodes = list(islice(self._prefixes.nodes(), self._offload.max_blocks))
+        while nodes:
+            # The beginnings last: what came last stays longest.
+            for node in reversed(nodes[-MAX_SAVES_PER_STEP:]):
+                self._save(node)
+            del nodes[-MAX_SAVES_PER_STEP:]
+            yield self.start_moves().saves
+            self._offload.flush()
+
+    def close_store(self) -> None:
+        """Waits until what was saved has been written."""
+        if self._offload is not None:
+            self._offload.close()
+
+    def _save(self, node: PrefixNode) -> None:
+        """Whole blocks only: a partial one is computed again in no time."""
+        if self._offload is None or len(node.tokens) < BLOCK_BYTES or self._is_awaited(_block_of(node)):
+            return
+        self._offload.plan_save(digest_of(node), self._prefixes.blocks_of(node))
+
+    def _load(self, offload: Offload, table: BlockTable, tokens: bytes) -> tuple[PrefixNode, bytes, bool]:
+        """Brings back what the store has of `tokens` after the table's node; like `PrefixCache.descend`.
+
+        What is brought back belongs to nobody, but is wanted by the table's request.
+        """
+        node, digest = table.node, digest_of(table.node)
+        held: list[list[int | None]] = []
+        is_pending = False
+        while len(block := tokens[:BLOCK_BYTES]) == BLOCK_BYTES and block not in node.children:
+            digest = next_digest(digest, block)
+            if not offload.has(digest):
+                break
+            if not offload.may_load:
+                is_pending = True
+                break
+            parts = offload.fetch(digest)
+            block_ids = None if parts is None else self._allocate_for(parts)
+            if parts is None or block_ids is None:
+                break
+            offload.plan_load(parts, block_ids)
+            node = self._prefixes.know(node, block, block_ids)
+            node.digest = digest
+            held.append(block_ids)
+            tokens = tokens[BLOCK_BYTES:]
+        self._want(table, node)
+        for block_ids in reversed(held):
+            self._let_go(block_ids)
+        if held:
+            self._prefixes.touch(node)
+        return node, tokens, is_pending
+
+    def _allocate_for(self, parts: Parts) -> list[int | None] | None:
+        """A block for each part there is, if there is room without what other waiting requests want."""
+        if parts[0] is None or not self.make_room(1, spare_wanted=True):
+            return None
+        pools = (self.pool, *(group.pool for group in self._groups))
+        return [None if part is None else pool.allocate(1)[0] for pool, part in zip(pools, parts, strict=True)]
+
     # ---- blocks of every group
 
     def _is_available(self, num_new: int, num_spare: int) -> bool:
@@ -286,8 +377,7 @@ class KvCache:
         """Holds the block of a node in each group, and gives these."""
         if node is None:
             return []
-        block_ids = [node.block_id, *(group.block_of(node) for group in self._groups)]
-        held = [block_id for block_id in block_ids if block_id is not None]
+        held = [block_id for block_id in self._prefixes.blocks_of(node) if block_id is not None]
         self._acquire(held)
         return held
 
@@ -297,9 +387,10 @@ class KvCache:
         for group, block_id in zip(self._groups, block_ids[1:], strict=True):
             group.acquire((block_id,))
 
-    def _let_go(self, block_ids: Sequence[int]) -> None:
+    def _let_go(self, block_ids: Sequence[int | None]) -> None:
         for group, block_id in enumerate(block_ids):
-            self._release(group, block_id)
+            if block_id is not None:
+                self._release(group, block_id)
 
     def _release(self, group: int, block_id: int) -> None:
         if group > 0:
@@ -315,12 +406,16 @@ class KvCache:
 
     def _cancel_copies(self, table: BlockTable) -> None:
         """What was to be copied into the blocks of a request that leaves is not wanted any more."""
+        if not self.copies.awaited:
+            return
         held = [set(table.block_ids), *(set(blocks.held) for blocks in table.window_blocks)]
         for copy in self.copies.cancel(held):
             self._release(copy.group, copy.source)
 
     def _is_awaited(self, block_id: int) -> bool:
-        """Whether something is yet to be copied into this block of the first group."""
+        """Whether something is yet to be copied or loaded into this block of the first group."""
+        if self._offload is not None and self._offload.is_awaited(block_id):
+            return True
         return any(copy.destination == block_id and copy.group == 0 for copy in self.copies.awaited)
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
@@ -342,3 +437,8 @@ class KvCache:
         nodes = self._prefixes.check_integrity()
         for group, counts in zip(self._groups, holders[1:], strict=True):
             group.check_integrity(counts, nodes)
+
+
+def _block_of(node: PrefixNode) -> int:
+    assert node.block_id is not None
+    return node.block_id

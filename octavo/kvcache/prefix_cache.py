@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from octavo.config import EvictionPolicy
 from octavo.errors import EngineError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.kvcache.eviction import EvictionQueue
 from octavo.kvcache.prefix_tree import BLOCK_BYTES, PrefixNode, PrefixRoot, PrefixTree
-from octavo.kvcache.window_group import WindowBlocks, WindowGroup
+from octavo.kvcache.window_group import WindowGroup
 from octavo.request import PrefixKey
 
 
@@ -44,7 +44,7 @@ class PrefixCache:
     def descend(self, node: PrefixNode, tokens: bytes) -> tuple[PrefixNode, bytes, bool]:
         """Follows whole, computed blocks of `tokens` from `node` on.
 
-        Returns where that ends, the tokens of the block that comes next there, and whether that one is promised.
+        Returns where that ends, the tokens that come next there, and whether the next block is promised.
         """
         place = 0
         while len(block := tokens[place : place + BLOCK_BYTES]) == BLOCK_BYTES:
@@ -52,15 +52,15 @@ class PrefixCache:
             if child is None:
                 break
             if child.is_promised:
-                return node, block, True
+                return node, tokens[place:], True
             node = child
             place += BLOCK_BYTES
-        return node, block, False
+        return node, tokens[place:], False
 
-    def know(
-        self, parent: PrefixNode, tokens: bytes, block_id: int, window_blocks: Sequence[WindowBlocks]
-    ) -> PrefixNode:
-        """The child of `parent` for `tokens`. If it has no block yet, these lie in `block_id`, which is held."""
+    def know(self, parent: PrefixNode, tokens: bytes, block_ids: Sequence[int | None]) -> PrefixNode:
+        """The child of `parent` for `tokens`: what has no block yet, in each group, lies in this one, which is held."""
+        block_id = block_ids[0]
+        assert block_id is not None
         child = parent.children.get(tokens)
         if child is None:
             child = self._tree.add(parent, tokens, block_id)
@@ -69,9 +69,14 @@ class PrefixCache:
         if child.block_id == block_id:
             self._pool.keep(block_id)
             self._nodes[block_id] = child
-        for group, blocks in zip(self._groups, window_blocks, strict=True):
-            group.know(child, blocks)
+        for group, window_block_id in zip(self._groups, block_ids[1:], strict=True):
+            if window_block_id is not None:
+                group.know(child, window_block_id)
         return child
+
+    def blocks_of(self, node: PrefixNode) -> list[int | None]:
+        """Where the node's tokens lie in each group."""
+        return [node.block_id, *(group.block_of(node) for group in self._groups)]
 
     def promise(self, node: PrefixNode, tokens: bytes) -> PrefixNode | None:
         """Adds the full blocks of `tokens`, which are about to be computed; the deepest that was not there."""
@@ -132,20 +137,24 @@ class PrefixCache:
         if self._is_evictable(node):
             self._evictable.push(node)
 
+    def nodes(self) -> Iterator[PrefixNode]:
+        """Everything known, parents first."""
+        return (node for node in self._tree.nodes() if node.block_id is not None)
+
     def offer_block(self, block_id: int) -> None:
         """Queues what lies in a block that has one holder less."""
         node = self._nodes.get(block_id)
         if node is not None:
             self.offer(node)
 
-    def evict(self, *, spare_wanted: bool) -> bool:
-        """Makes one block free; with `spare_wanted`, none that a waiting request wants. False if none may go."""
-        node = self._evictable.pop(spare_wanted=spare_wanted)
-        if node is None:
-            return False
+    def next_to_go(self, *, spare_wanted: bool) -> PrefixNode | None:
+        """What is to be evicted next, if anything may go; with `spare_wanted`, nothing that a waiting request wants."""
+        return self._evictable.pop(spare_wanted=spare_wanted)
+
+    def evict(self, node: PrefixNode) -> None:
+        """Makes its block free."""
         self.forget(node)
         self.num_evicted += 1
-        return True
 
     def _is_evictable(self, node: PrefixNode) -> bool:
         block_id = node.block_id

@@ -42,6 +42,7 @@ class PrefixNode:
         "block_id",
         "children",
         "depth",
+        "digest",
         "last_used",
         "num_uses",
         "num_wanted",
@@ -59,6 +60,7 @@ class PrefixNode:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, PrefixNode] = {}
         self.sorted_tokens: list[bytes] = []  # the keys of `children`
+        self.digest: bytes | None = None  # for stores; made when one asks
         self.removed = False
         self.num_wanted = 0
         self.last_used = 0

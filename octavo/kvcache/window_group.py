@@ -39,6 +39,9 @@ class WindowBlocks:
     def held(self) -> list[int]:
         return self.block_ids[self.first :]
 
+    def held_at(self, index: int) -> int | None:
+        return self.block_ids[index] if index >= self.first else None
+
 
 class WindowGroup:
     """`num_blocks` blocks of layers whose queries see the last `window` positions, themselves included; None: all."""
@@ -127,13 +130,9 @@ class WindowGroup:
     def block_of(self, node: PrefixNode) -> int | None:
         return self._known.get(node)
 
-    def know(self, node: PrefixNode, blocks: WindowBlocks) -> None:
-        """The tokens of `node` lie in the block of the same index, unless that was given back or it is known."""
-        index = node.depth - 1
-        if index < blocks.first or node in self._known:
-            return
-        block_id = blocks.block_ids[index]
-        if block_id not in self._nodes:
+    def know(self, node: PrefixNode, block_id: int) -> None:
+        """The tokens of `node` lie in this block, which is held, unless they are known to lie in another."""
+        if node not in self._known and block_id not in self._nodes:
             self.pool.keep(block_id)
             self._known[node] = block_id
             self._nodes[block_id] = node

@@ -154,7 +154,7 @@ class Prefill:
             state = self._waiting.first(long=long)
             if state is None or (not long and self._yields(state, now)):
                 return None
-            match = self._kv.match(state.blocks, state.token_ids, state.max_skipped_tokens)
+            match = self._kv.match(state.blocks, state.token_ids, state.max_skipped_tokens, may_load=True)
             if not match.is_pending:
                 return _Candidate(state, match)
             self._waiting.set_aside(state)

@@ -186,7 +186,7 @@ class Scheduler:
 
         Raises `EngineError` if the output does not answer the plan.
         """
-        self._kv.finish_copies()
+        self._kv.finish_moves(output.saved)
         new_tokens: list[NewToken] = []
         sampled, scored = iter(output.tokens), iter(output.scored)
         for state, step in zip(self._draft.states, self._draft.steps, strict=True):
@@ -293,10 +293,10 @@ class Scheduler:
         self._pace.note_size(draft.size, decoding=draft.num_decoding > 0)
         draft.predicted_s = self._pace.predicted_s
         draft.num_late = self._waiting.num_late
-        copies = self._kv.copies.start()
+        moves = self._kv.start_moves()
         draft.num_evicted_blocks = self._kv.num_evicted - draft.num_evicted_before
-        draft.num_copied_blocks = len(copies)
-        return StepPlan(tuple(draft.starts), tuple(draft.steps), copies)
+        draft.num_copied_blocks = len(moves.copies)
+        return StepPlan(tuple(draft.starts), tuple(draft.steps), moves.copies, moves.saves, moves.loads)
 
     def _advance(self, state: RequestState, num_tokens: int) -> None:
         """The request has computed `num_tokens` more; what that completes can be shared from now on."""

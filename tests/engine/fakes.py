@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Any
 
 from octavo.config import BLOCK_TOKENS
 from octavo.sampling_params import SamplingParams
-from octavo.step import RowStart, RowStep, SampledToken, StepOutput, StepPlan, TokenLogprobs, TokenMask
+from octavo.step import BlockAddress, RowStart, RowStep, SampledToken, StepOutput, StepPlan, TokenLogprobs, TokenMask
 
 VOCAB_SIZE = 97
 EOS = 1
+PAGE_BYTES = 8 * BLOCK_TOKENS
 _MODULUS = 2**61 - 1
 
 
@@ -105,12 +107,20 @@ class FakeExecutor:
             self.rows[start.row] = _Row(start, list(start.token_ids), [[] for _ in self.groups])
         if self.failures:
             raise self.failures.pop(0)
+        saved = tuple([self._pages(address) for address in plan.saves])
+        for load in plan.loads:
+            for slot, state in enumerate(array("q", load.pages)):
+                self.slots[load.address.group, load.address.block_id, slot] = state
         for copy in plan.copies:
             for slot in range(BLOCK_TOKENS):
                 self.slots[copy.group, copy.destination, slot] = self.slots.get((copy.group, copy.source, slot), -1)
         self._check_batch(plan)
         sampled = [self._compute(step) for step in plan.steps]
-        return StepOutput(tuple(token for token in sampled if token is not None))
+        return StepOutput(tuple(token for token in sampled if token is not None), saved=saved)
+
+    def _pages(self, address: BlockAddress) -> bytes:
+        slots = [self.slots.get((address.group, address.block_id, slot), -1) for slot in range(BLOCK_TOKENS)]
+        return array("q", slots).tobytes()
 
     def close(self) -> None:
         self.closed = True

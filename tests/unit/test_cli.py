@@ -117,6 +117,8 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--host",
         "--kv-cache-memory",
         "--kv-cache-memory-bytes",
+        "--kv-offload-dir",
+        "--kv-offload-size",
         "--log-format",
         "--long-prefill-token-threshold",
         "--max-logprobs",
@@ -154,8 +156,9 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
 def test_every_engine_argument_has_a_flag() -> None:
     assert SchedulingFlags().applied_to(EngineFlags().args("m")) == EngineArgs("m")
     flags = EngineFlags(
-        1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, Quantizations.INT8, 9, 50, "vllm", "{}", False, Eviction.LFU
-    )
+        1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, Quantizations.INT8, 9, 50, "vllm", "{}", False, Eviction.LFU,
+        Path("kv"), 2**20,
+    )  # fmt: skip
     scheduling = SchedulingFlags(Policy.FCFS, 100, 3, 2, 0.5, 0.05, 7, 800, 9.0)
     args = replace(scheduling.applied_to(flags.args("m")), tenant_weights=(("a", 2.0),))  # weights are a key's
     default = EngineArgs()

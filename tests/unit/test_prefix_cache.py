@@ -170,10 +170,10 @@ def test_a_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
     kv.publish(table, token_ids, 40)
     twin = kv.fork(table, 40)
     assert twin.block_ids[:2] == table.block_ids[:2] and twin.block_ids[2] != table.block_ids[2]
-    (copy,) = kv.copies.start()
+    (copy,) = kv.start_moves().copies
     assert (copy.source, copy.destination) == (table.block_ids[2], twin.block_ids[2])
     kv.check_integrity([table, twin])
-    kv.finish_copies()
+    kv.finish_moves()
     for each in (table, twin):
         kv.leave(each, token_ids, 40)
         kv.close(each)

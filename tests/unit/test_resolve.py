@@ -137,6 +137,9 @@ def test_quantization_brings_int8_activations_and_is_for_files_of_16_bits() -> N
             )
         ),
         (EngineArgs(memory_utilization="all"), "--memory-utilization is all"),  # type: ignore[arg-type]
+        (EngineArgs(prefix_eviction_policy="fifo"), "--prefix-eviction-policy is 'fifo'; it must be lru or lfu"),  # type: ignore[arg-type]
+        (EngineArgs(kv_offload_bytes=0), "--kv-offload-size is 0.*at least 1"),
+        (EngineArgs(kv_offload_dir="d", enable_prefix_caching=False), "--kv-offload-dir needs prefix caching"),
         (EngineArgs(max_model_len=1), "--max-model-len is 1.*at least 2"),
         (EngineArgs(memory_utilization=0.0), "--memory-utilization is 0.0"),
         (EngineArgs(memory_utilization=1.5), "--memory-utilization is 1.5"),

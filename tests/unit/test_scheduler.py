@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.config import BLOCK_TOKENS, EvictionPolicy, PrefillLimits, SchedulingConfig, ServiceTargets
 from octavo.errors import ContextLengthError, EngineError, InvalidValueError
+from octavo.kvcache.block_store import BlockStore
 from octavo.kvcache.block_table import blocks_for
 from octavo.kvcache.kv_cache import KvCache
 from octavo.kvcache.window_group import WindowGroup
@@ -50,9 +51,12 @@ class Harness:
         eviction_policy: EvictionPolicy = "lru",
         window_groups: Sequence[tuple[int, int | None]] = (),
         config: SchedulingConfig = DEFAULT_SCHEDULING,
+        store: BlockStore | None = None,
     ) -> None:
         groups = [WindowGroup(count, window) for count, window in window_groups]
-        self.kv = KvCache(num_blocks, groups, prefix_caching=prefix_caching, eviction_policy=eviction_policy)
+        self.kv = KvCache(
+            num_blocks, groups, prefix_caching=prefix_caching, eviction_policy=eviction_policy, store=store
+        )
         self.groups = groups
         self.pool = self.kv.pool
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
