@@ -14,7 +14,7 @@ from octavo.cli.flags import EngineFlags, Model, model_or_default
 from octavo.cli.scheduling_flags import SchedulingFlags
 from octavo.cli.sizes import parse_count
 from octavo.errors import ConfigError
-from octavo.server.api_keys import ApiKey, numbered_keys, read_keys
+from octavo.server.api_keys import ApiKey, named_key, numbered_keys, read_keys
 
 _SERVER = "Server"
 
@@ -62,6 +62,15 @@ def serve(
             exists=True,
             dir_okay=False,
             help="TOML file of named keys with weights and limits; see docs/scheduling.md.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Require this key for what changes the server for everybody, such as /reset_prefix_cache. "
+            "Default: any API key.",
             show_default=False,
             rich_help_panel=_SERVER,
         ),
@@ -148,6 +157,7 @@ def serve(
     from octavo.server.logs import configure_logging
 
     _require_text("--api-key", api_key)
+    _require_text("--admin-key", None if admin_key is None else [admin_key])
     _require_text("--served-model-name", served_model_name)
     chat_format(None, tool_call_parser, reasoning_parser)  # a wrong name is told before the model is loaded
     keys = _api_keys(api_key, api_keys_file)
@@ -173,6 +183,7 @@ def serve(
         settings = ServerSettings(
             served_model_names=tuple(served_model_name or _names(reference)),
             api_keys=keys,
+            admin_key=None if admin_key is None else named_key("admin", admin_key),
             log_requests=enable_log_requests,
             strict_fields=strict_fields,
             trust_request_chat_template=trust_request_chat_template,

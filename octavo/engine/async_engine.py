@@ -88,6 +88,10 @@ class AsyncEngine:
         if request_id in self._unfinished:
             self._thread.abort((request_id,))
 
+    async def reset_prefixes(self) -> int:
+        """Forgets every known prefix; returns how many blocks that were. Raises `ShuttingDownError`."""
+        return await asyncio.wrap_future(self._thread.reset_prefixes())
+
     async def shutdown(self, timeout_s: float) -> None:
         """Takes no more requests, lets those that run finish for up to `timeout_s`, then aborts them and stops."""
         self._accepting = False

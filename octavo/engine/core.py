@@ -161,6 +161,12 @@ class EngineCore:
         logger.critical("the engine is dead: %s", reason)
         return [self._end(request_id, "error", self._death) for request_id in self._outputs.request_ids]
 
+    def reset_prefixes(self) -> int:
+        """Forgets every known prefix, also those in files; returns how many blocks of memory that were."""
+        num_blocks = self._kv.reset_prefixes()
+        self._report_step(StepCounts(), 0, 0.0)
+        return num_blocks
+
     def check_integrity(self) -> None:
         """Raises `EngineError` unless rows and blocks are held by running requests, as the scheduler tells it."""
         self._scheduler.check_integrity()
@@ -285,6 +291,10 @@ class EngineCore:
             limit_s=counts.limit_s,
             predicted_s=counts.predicted_s,
             pressed=counts.pressed,
+            num_blocks_cached=self._kv.pool.num_cached,
+            kv_utilization=self._scheduler.kv_utilization,
+            num_blocks_saved=self._kv.num_saved,
+            num_blocks_loaded=self._kv.num_loaded,
             seconds=seconds,
         )
         self._tell(lambda listener: listener.on_step(stats))

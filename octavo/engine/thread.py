@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -26,11 +27,16 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _ResetPrefixes:
+    done: Future[int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
-_Order = _Submit | _Abort | _Stop
+_Order = _Submit | _Abort | _ResetPrefixes | _Stop
 
 
 class EngineThread:
@@ -70,6 +76,18 @@ class EngineThread:
         """Ends requests before the next step; unknown ids are ignored."""
         self._orders.put(_Abort(tuple(request_ids)))
 
+    def reset_prefixes(self) -> Future[int]:
+        """Forgets every known prefix before the next step; the result is how many blocks that were.
+
+        Raises `ShuttingDownError` once `stop` has been called.
+        """
+        done: Future[int] = Future()
+        with self._order_lock:
+            if self._stopping:
+                raise ShuttingDownError("the engine is shutting down")
+            self._orders.put(_ResetPrefixes(done))
+        return done
+
     def stop(self, timeout_s: float | None = None) -> bool:
         """Aborts what is left and ends the thread; False if a step has not come back within `timeout_s`."""
         with self._order_lock:
@@ -96,6 +114,8 @@ class EngineThread:
                 case _Abort(request_ids):
                     ended = [self._core.abort(request_id) for request_id in request_ids]
                     self._deliver_some([delta for delta in ended if delta is not None])
+                case _ResetPrefixes(done):
+                    done.set_result(self._core.reset_prefixes())
                 case _Stop():
                     self._deliver_some(self._core.abort_all())
                     return True

@@ -102,6 +102,16 @@ class BlockStore:
         """Waits until everything has been written."""
         self._writer.submit(lambda: None).result()
 
+    def clear(self) -> None:
+        """Deletes every block."""
+        self.flush()
+        with self._lock:
+            digests = list(self._sizes)
+            self._sizes.clear()
+            self._num_bytes = 0
+        for digest in digests:
+            self._path(digest).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Waits until everything has been written; nothing can be put here any more."""
         self._writer.shutdown(wait=True)

@@ -102,6 +102,16 @@ class KvCache:
         """Blocks of known prefixes given up so far."""
         return self._prefixes.num_evicted
 
+    @property
+    def num_saved(self) -> int:
+        """Blocks saved to the store so far."""
+        return 0 if self._offload is None else self._offload.num_saved
+
+    @property
+    def num_loaded(self) -> int:
+        """Blocks that came back from it."""
+        return 0 if self._offload is None else self._offload.num_loaded
+
     # ---- the life of a table
 
     def open(self, key: PrefixKey, parent_id: str | None = None) -> BlockTable:
@@ -249,7 +259,12 @@ class KvCache:
             self._offload.done(saved)
 
     def reset_prefixes(self) -> int:
-        """Forgets every prefix; returns how many blocks that were. Requests keep what they hold."""
+        """Forgets every prefix, in the store too; returns how many blocks of memory that were.
+
+        Requests keep what they hold.
+        """
+        if self._offload is not None:
+            self._offload.clear()
         return self._prefixes.reset()
 
     # ---- prefixes

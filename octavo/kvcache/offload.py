@@ -40,6 +40,11 @@ class Offload:
         """As many blocks fit into the store."""
         return self._store.max_blocks
 
+    def clear(self) -> None:
+        """Forgets what has been saved, and what was about to be."""
+        self._saves.clear()
+        self._store.clear()
+
     def flush(self) -> None:
         """Waits until what was saved has been written."""
         self._store.flush()

@@ -67,6 +67,12 @@ class _EngineCollector(Collector):
         for name, text, value in (
             ("step_limit_seconds", "How long the last step was allowed to take; +Inf: no bound.", limit_s),
             ("step_predicted_seconds", "How long it was expected to take; +Inf: unknown.", predicted_s),
+            ("kv_cache_blocks_cached", "Blocks nobody holds that are known.", totals.num_blocks_cached),
+            (
+                "kv_cache_utilization",
+                "Tokens held, over slots of the blocks that requests hold.",
+                totals.kv_utilization,
+            ),
             ("num_requests_late", "Waiting requests that will miss the TTFT target.", totals.num_late),
         ):
             gauge = GaugeMetricFamily(_OWN_PREFIX + name, text, labels=_LABELS)
@@ -76,6 +82,10 @@ class _EngineCollector(Collector):
     def _own_counters(self) -> Iterator[Metric]:
         totals = self._totals
         for name, text, value in (
+            ("kv_cache_evicted_blocks", "Blocks of known prefixes given up for others.", totals.evicted_blocks),
+            ("kv_cache_copied_blocks", "Blocks copied because two requests part in them.", totals.copied_blocks),
+            ("kv_offload_saved_blocks", "Blocks saved to files.", totals.saved_blocks),
+            ("kv_offload_loaded_blocks", "Blocks loaded from files.", totals.loaded_blocks),
             ("long_prompt_tokens", "Prompt tokens computed of long prefills.", totals.long_prompt_tokens),
             ("pressed_steps", "Steps while a waiting request was about to miss its TTFT.", totals.pressed_steps),
             ("requests_judged", "Finished requests that had service targets.", totals.judged_requests),
@@ -99,8 +109,6 @@ class _EngineCollector(Collector):
             ("num_preemptions", "Requests preempted to free KV cache blocks.", totals.preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", totals.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.prefix_hits),
-            ("kv_cache_evicted_blocks", "Blocks of known prefixes given up for others.", totals.evicted_blocks),
-            ("kv_cache_copied_blocks", "Blocks copied because two requests part in them.", totals.copied_blocks),
         ):
             counter = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)
             counter.add_metric(self._labels, value)

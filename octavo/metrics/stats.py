@@ -29,6 +29,10 @@ class StepStats:
     limit_s: float | None = None  # how long the step was allowed to take; None: no bound
     predicted_s: float | None = None  # how long it was expected to take; None: not known yet
     pressed: bool = False  # a request that waits was about to miss its TTFT target
+    num_blocks_cached: int = 0  # held by nobody, but known: given up when others need them
+    kv_utilization: float = 0.0  # tokens held over slots of the blocks that requests hold
+    num_blocks_saved: int = 0  # to files, since the start
+    num_blocks_loaded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,10 @@ class EngineTotals:
         self.prefix_hits = 0
         self.evicted_blocks = 0
         self.copied_blocks = 0
+        self.num_blocks_cached = 0
+        self.kv_utilization = 0.0
+        self.saved_blocks = 0
+        self.loaded_blocks = 0
         self.long_prompt_tokens = 0
         self.num_late = 0
         self.limit_s: float | None = None
@@ -81,6 +85,10 @@ class EngineTotals:
         self.prefix_hits += stats.num_prefix_hits
         self.evicted_blocks += stats.num_evicted_blocks
         self.copied_blocks += stats.num_copied_blocks
+        self.num_blocks_cached = stats.num_blocks_cached
+        self.kv_utilization = stats.kv_utilization
+        self.saved_blocks = stats.num_blocks_saved
+        self.loaded_blocks = stats.num_blocks_loaded
         self.long_prompt_tokens += stats.num_long_tokens
         self.num_late = stats.num_late
         self.limit_s = stats.limit_s

@@ -220,6 +220,12 @@ class Scheduler:
         return self._draft.started
 
     @property
+    def kv_utilization(self) -> float:
+        """Tokens held over slots of the blocks that requests hold; a shared block counts for each of them. 1: none."""
+        num_slots = sum(state.blocks.num_slots for state in self._running)
+        return sum(state.num_computed_tokens for state in self._running) / num_slots if num_slots else 1.0
+
+    @property
     def step_counts(self) -> StepCounts:
         return self._draft.counts
 

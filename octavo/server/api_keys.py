@@ -31,7 +31,11 @@ class ApiKey:
 
 def numbered_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
     """Keys without names, as `--api-key` gives them: they are called key-1, key-2, ..."""
-    return tuple(ApiKey(f"key-{number}", digest(key.encode())) for number, key in enumerate(keys, start=1))
+    return tuple(named_key(f"key-{number}", key) for number, key in enumerate(keys, start=1))
+
+
+def named_key(name: str, key: str) -> ApiKey:
+    return ApiKey(name, digest(key.encode()))
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:

@@ -30,7 +30,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings, totals: EngineTota
     add_error_responses(app)
     # The last one added is the outermost.
     app.add_middleware(UnexpectedErrors)
-    app.add_middleware(BearerAuth, keys=settings.api_keys)
+    app.add_middleware(BearerAuth, keys=settings.api_keys, admin_key=settings.admin_key)
     app.add_middleware(HttpMetrics, totals=service.http)
     app.add_middleware(RequestIds)
     return app

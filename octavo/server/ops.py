@@ -1,4 +1,4 @@
-"""Routes for those who run the server: /health, /version, /metrics."""
+"""Routes for those who run the server: /health, /version, /metrics, /reset_prefix_cache."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ async def metrics(request: Request) -> Response:
     """Prometheus text, or OpenMetrics if the client prefers it."""
     page, content_type = service_of(request).exposition.render(request.headers.get("accept", ""))
     return Response(page, headers={"Content-Type": content_type})
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forgets every known prefix, also those in files. Requests that run are not disturbed."""
+    service = service_of(request)
+    service.check_available()
+    return JSONResponse({"num_blocks": await service.engine.reset_prefixes()})

@@ -11,14 +11,15 @@ from octavo.server.api_keys import ApiKey
 class ServerSettings:
     """`served_model_names` are what clients may call the model; the first labels the metrics.
 
-    Without `api_keys` no key is asked for. `strict_fields` refuses fields that nobody knows.
-    Without `api_keys` no key is asked for. `max_prompt_len` and `max_tokens_per_request` hold for keys that have no
-    limits of their own, and for clients without a key.
+    Without `api_keys` no key is asked for, but for what only the `admin_key` opens, if there is one. `strict_fields`
+    refuses fields that nobody knows. `max_prompt_len` and `max_tokens_per_request` hold for keys that have no limits of
+    their own, and for clients without a key.
     `tool_call_parser` and `reasoning_parser` name formats; None: what the chat template speaks of.
     """
 
     served_model_names: tuple[str, ...]
     api_keys: tuple[ApiKey, ...] = ()
+    admin_key: ApiKey | None = None
     log_requests: bool = False
     max_body_bytes: int = 16 * 2**20
     max_choices: int = 1024

@@ -8,7 +8,7 @@ from typing import Literal
 
 from octavo.config import PRIORITIES, SchedulingConfig
 from octavo.errors import ContextLengthError, InvalidValueError, UnsupportedParameterError
-from octavo.request import Request, Tenant
+from octavo.request import PrefixKey, Request, Tenant
 from octavo.server.api_keys import ApiKey
 from octavo.server.settings import ServerSettings
 from octavo.server.wire import SamplingFields, ServiceTier
@@ -35,6 +35,7 @@ class Terms:
     """
 
     tenant: Tenant
+    prefix_key: PrefixKey
     priority: int = 0
     queue_timeout_s: float | None = None
     max_prompt_len: int | None = None
@@ -48,6 +49,7 @@ class Terms:
             request,
             sampling=replace(request.sampling, max_tokens=self._max_tokens(request)),
             tenant=self.tenant,
+            prefix_key=self.prefix_key,
             priority=self.priority,
             queue_timeout_s=self.queue_timeout_s,
         )
@@ -88,6 +90,7 @@ def terms_of(body: SamplingFields, key: ApiKey | None, settings: ServerSettings,
     """Raises a `RequestError` for a priority that the server does not honour, or that is out of range."""
     return Terms(
         tenant=Tenant("" if key is None else key.name, _user_digest(body.safety_identifier or body.user)),
+        prefix_key=PrefixKey(cache_salt=body.cache_salt),
         priority=_priority(body, scheduling),
         queue_timeout_s=body.queue_timeout,
         max_prompt_len=(key and key.max_prompt_len) or settings.max_prompt_len,

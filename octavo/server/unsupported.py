@@ -71,7 +71,6 @@ def _is_text_part(part: object) -> bool:
 _SAMPLING: dict[str, AsksNothing] = {
     # OpenAI
     # vLLM
-    "cache_salt": never,
     "guided_decoding_backend": only("auto", "guidance"),
     "kv_transfer_params": never,
     "logprob_token_ids": never,

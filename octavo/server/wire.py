@@ -81,6 +81,7 @@ class SamplingFields(WireModel):
     service_tier: ServiceTier | None = None
     user: str | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     queue_timeout: Annotated[float, Field(gt=0)] | None = None
 
     @property

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from octavo.metrics.totals import EngineTotals
-from octavo.server.api_keys import numbered_keys
+from octavo.server.api_keys import named_key, numbered_keys
 from octavo.server.settings import ServerSettings
 from tests.server.fakes import FakeEngine
 from tests.server.live import Server, serving
@@ -75,3 +75,25 @@ def test_two_requests_may_share_a_request_id(shared: Server) -> None:
     body = {"model": "alphabet", "prompt": "w"}
     ids = {shared.request("POST", "/v1/completions", body, headers).json["id"] for _ in range(2)}
     assert len(ids) == 2
+
+
+def test_an_admin_key_guards_what_changes_the_server_for_everybody() -> None:
+    totals = EngineTotals()
+    settings = ServerSettings(("alphabet",), api_keys=numbered_keys(["user"]), admin_key=named_key("admin", "root"))
+    with serving(FakeEngine(totals).async_engine(), settings, totals) as server:
+
+        def status(path: str, key: str | None, method: str = "GET") -> int:
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            return server.request(method, path, headers=headers).status
+
+        assert [status("/reset_prefix_cache", key, "POST") for key in (None, "user", "root")] == [401, 401, 200]
+        assert [status("/v1/models", key) for key in (None, "user", "root")] == [401, 200, 200]
+
+
+def test_without_an_admin_key_any_key_will_do_and_without_keys_none_is_asked_for(
+    guarded: Server, shared: Server
+) -> None:
+    assert guarded.request("POST", "/reset_prefix_cache").status == 401
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    assert guarded.request("POST", "/reset_prefix_cache", headers=headers).status == 200
+    assert shared.request("POST", "/reset_prefix_cache").status == 200

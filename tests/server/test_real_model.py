@@ -68,6 +68,20 @@ def test_chat_streamed_and_whole_are_the_same(client: openai.OpenAI, smollm2: Se
     assert again.prompt_tokens_details.cached_tokens == len(prompt) - 1, "the same prompt a second time"
 
 
+def test_prefixes_can_be_kept_apart_and_forgotten(client: openai.OpenAI, smollm2: Server) -> None:
+    def num_cached(salt: str | None) -> int:
+        answer = client.completions.create(
+            model="model", prompt=[700 + n for n in range(50)], max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [num_cached(salt) for salt in ("a", "a", "b", None, None)] == [0, 49, 0, 0, 49]
+    reset = smollm2.request("POST", "/reset_prefix_cache")
+    assert reset.status == 200 and reset.json["num_blocks"] >= 9
+    assert num_cached("a") == 0
+
+
 def test_completion_knows_its_capitals(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="model", prompt="The capital of France is", temperature=0, max_tokens=8)
     assert "Paris" in answer.choices[0].text

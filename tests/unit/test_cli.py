@@ -106,6 +106,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
     }
     assert flags == {
         "--activation-dtype",
+        "--admin-key",
         "--quantization",
         "--api-key",
         "--api-keys-file",
