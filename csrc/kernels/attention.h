@@ -56,8 +56,8 @@ inline AttentionScratch attention_scratch(const AttentionArgs& args) {
   return scratch;
 }
 
-// Shared by all threads: for each slot a counter of the sharers that are done, then for each slot the states that a query
-// tile's key tiles leave, of all heads. Counters are zero between attentions.
+// Shared by all threads: for each slot a counter of the sharers that are done, then for each slot the states that a
+// query tile's key tiles leave, of all heads. Counters are zero between attentions.
 constexpr int64_t kCounterBytes = 128;
 
 inline int64_t slot_floats(int num_heads, int num_kv_heads, int head_size, int max_blocks) {
@@ -89,10 +89,10 @@ inline Slot slot_at(const AttentionArgs& args, int index, int num_threads) {
 template <class Pages>
 inline void load_queries(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group,
                          typename Pages::Left* dst, float* scales) {
-  int head_size = args.kv.head_size;
+  int head_size = args.kv.head_size, first_column = kv_head * group * head_size;
   float scale = args.softcap > 0 ? args.scale : args.scale * kLog2E;
   for (int token = 0; token < tile.num_tokens; ++token) {
-    const float* q = args.qkv.data + (tile.first_token + token) * args.qkv.stride + int64_t(kv_head) * group * head_size;
+    const float* q = args.qkv.data + (tile.first_token + token) * args.qkv.stride + first_column;
     for (int head = 0; head < group; ++head) {
       int row = token * group + head;
       Pages::store_query(q + int64_t(head) * head_size, head_size, scale, dst + int64_t(row) * head_size, scales + row);
@@ -150,7 +150,7 @@ inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int index, 
   int end_token = queries.first_position + queries.num_tokens - (index * kKeyTilePages + tile.first) * kPage;
   int page_tokens = (tile.end - tile.first) * kPage;
   tile.num_tokens = end_token < page_tokens ? end_token : page_tokens;
-  tile.keys_to_values = kv.keys_to_values();
+  tile.keys_to_values = kv.head_bytes;
   for (int i = tile.first; i < tile.end; ++i) {
     tile.keys[i] = place.pages->pages[i] + kv.keys_offset(place.head);
     bool exists = i >= next.pages->first && i < next.pages->end;
@@ -184,7 +184,8 @@ inline void for_each_register_tile(int num_rows, Function function) {
   }
 }
 
-// One key/value head and key tile for all rows of a query tile, merged into `states`; `local_head` counts loaded queries.
+// One key/value head and key tile for all rows of a query tile, merged into `states`. `local_head` counts the heads whose
+// queries are loaded.
 template <class Pages, bool prefetches>
 inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries, const KeyTile& tile, int index,
                             int local_head, const AttentionScratch& scratch, const RowStates& states) {
@@ -199,12 +200,17 @@ inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries,
   });
   int first = tile.first * kPage / kSoftmaxStep * kSoftmaxStep;
   int end = (tile.end * kPage + kSoftmaxStep - 1) / kSoftmaxStep * kSoftmaxStep;
-  for (int row = 0; row < rows; ++row) {
+  if (args.softcap > 0) {
+    for (int row = 0; row < rows; ++row) cap_scores(tile_rows.scores + row * kKeyTile, first, end, args.softcap);
+  }
+  auto seen_of = [&](int row) {
     int position = queries.first_position + row / group - index * kKeyTile;
     int first_seen = args.kv.window > 0 ? position - args.kv.window + 1 : 0;
-    if (first_seen < tile.first * kPage) first_seen = tile.first * kPage;
-    if (args.softcap > 0) cap_scores(tile_rows.scores + row * kKeyTile, first, end, args.softcap);
-    softmax_row<Pages>(tile_rows, row, first, end, first_seen, position + 1, tile.value_scales);
+    return Seen{first_seen < tile.first * kPage ? tile.first * kPage : first_seen, position + 1};
+  };
+  for (int row = 0; row < rows; row += kSoftmaxRows) {
+    int num_rows = rows - row < kSoftmaxRows ? rows - row : kSoftmaxRows;
+    softmax_rows<Pages>(tile_rows, row, num_rows, first, end, tile.value_scales, seen_of);
   }
   merge_sums(states, tile_rows.maximum, tile_rows.sum, rows, scratch.factors);
   for_each_register_tile(rows, [&](int row, auto count) {

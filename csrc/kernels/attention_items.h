@@ -7,7 +7,7 @@ namespace octavo {
 namespace {
 
 constexpr int kPage = OCT_BLOCK_TOKENS;
-constexpr int kKeyTilePages = 8;
+constexpr int kKeyTilePages = 16;
 constexpr int kKeyTile = kKeyTilePages * kPage;  // tokens
 constexpr int kQueryTileRows = 48;               // eight register tiles of six rows
 
@@ -59,8 +59,8 @@ inline bool has_few_rows(const AttentionArgs& args, const QueryTile& queries) {
   return queries.num_tokens * args.num_heads <= scratch_rows(args.num_heads);
 }
 
-// The work on a query tile as a line of units, which may go to different threads. With few rows a unit is one key tile of
-// one key/value head, heads innermost, since their pages are neighbours; with many, one head with all its keys.
+// The work on a query tile as a line of units, which may go to different threads. With few rows a unit is one key tile
+// of one key/value head, heads innermost, since they share pages; with many, one head with all its keys.
 class Units {
  public:
   Units(const AttentionArgs& args, const QueryTile& queries)

@@ -1,8 +1,8 @@
-// What attention keeps of each row while it goes through the keys, and how two parts of it become one: the online softmax
-// (arXiv 1805.02867) in the form that merges partial results (arXiv 2112.05682).
+// What attention keeps of each row while it goes through the keys, and how two parts of it become one: the online
+// softmax (arXiv 1805.02867) in the form that merges partial results (arXiv 2112.05682).
 //
-// Every key tile gives a part of its own. Parts are merged in the order of their keys, so it does not matter to a single
-// bit who computed them.
+// Every key tile gives a part of its own. Parts are merged in the order of their keys, so it does not matter to a
+// single bit who computed them.
 #pragma once
 #include <math.h>
 
@@ -74,7 +74,8 @@ inline float merged_output(float before, float part, float keep, float add) {
   return fmaf(part, add, before * keep);
 }
 
-inline void merge(const RowStates& states, const RowStates& part, int rows, int head_size, const MergeFactors& factors) {
+inline void merge(const RowStates& states, const RowStates& part, int rows, int head_size,
+                  const MergeFactors& factors) {
   merge_sums(states, part.maximum, part.sum, rows, factors);
   for (int row = 0; row < rows; ++row) {
     float* dst = states.output + int64_t(row) * head_size;

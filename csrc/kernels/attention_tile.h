@@ -24,6 +24,9 @@ struct KeyTile {
   float value_scales[kKeyTile];
 };
 
+// Stands for minus infinity: far below any score, and so far below kHiddenBase that 2^(kHidden - kHiddenBase) is zero.
+constexpr float kHidden = -1e30f, kHiddenBase = -1e29f;
+
 // Of the rows of one key/value head: what a key tile leaves.
 struct TileRows {
   float* scores;        // [rows, kKeyTile], to base 2; weights replace them in place, as Left
@@ -85,41 +88,60 @@ inline void cap_scores(float* scores, int first, int end, float softcap) {
 
 // Two pages at a time, so that a vector of narrow weights is whole.
 constexpr int kSoftmaxStep = 2 * kPage;
+// Rows that go through the steps of a softmax together: each step has long chains that different rows hide.
+constexpr int kSoftmaxRows = 8;
 
-// One row of scores, of which it sees [first_seen, end_seen), to weights in place over whole steps from `first` to `end`.
-// Sums by position within a step, so that what lies before and after need not be there.
-template <class Pages>
-inline void softmax_row(const TileRows& tile_rows, int row, int first, int end, int first_seen, int end_seen,
-                        const float* value_scales) {
-  constexpr int width = F32::width, vectors = kSoftmaxStep / width;
-  float* scores = tile_rows.scores + row * kKeyTile;
-  if (first_seen < first) first_seen = first;
-  if (end_seen > end) end_seen = end;
-  for (int i = first; i < first_seen && i < end; ++i) scores[i] = -INFINITY;
-  for (int i = end_seen > first ? end_seen : first; i < end; ++i) scores[i] = -INFINITY;
-  F32 largest[2] = {F32::set1(-INFINITY), F32::set1(-INFINITY)};
+// What a row sees of a key tile: keys [first, end).
+struct Seen {
+  int first;
+  int end;
+};
+
+// Hides what a row does not see and returns its largest score.
+inline float mask_row(float* scores, int first, int end, Seen seen) {
+  constexpr int width = F32::width;
+  for (int i = first; i < seen.first && i < end; ++i) scores[i] = kHidden;
+  for (int i = seen.end > first ? seen.end : first; i < end; ++i) scores[i] = kHidden;
+  F32 largest[2] = {F32::set1(kHidden), F32::set1(kHidden)};
   for (int i = first; i < end; i += 2 * width) {
     largest[0] = max(F32::load(scores + i), largest[0]);
     largest[1] = max(F32::load(scores + i + width), largest[1]);
   }
-  float maximum = max(largest[0], largest[1]).max();
-  F32 base = F32::set1(maximum == -INFINITY ? 0.0f : maximum), sums[vectors];
-  for (int v = 0; v < vectors; ++v) sums[v] = F32::zero();
-  typename Pages::Weights weights(scores, value_scales);
-  for (int i = first; i < end; i += kSoftmaxStep) {
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; v += 2) {
-      F32 one = exp2(F32::load(scores + i + v * width) - base);
-      F32 other = exp2(F32::load(scores + i + (v + 1) * width) - base);
-      sums[v] = sums[v] + one;
-      sums[v + 1] = sums[v + 1] + other;
-      weights.put(i + v * width, one, other);
-    }
+  return max(largest[0], largest[1]).max();
+}
+
+// Up to kSoftmaxRows rows of scores to weights in place, over whole steps from `first` to `end`; row r sees seen_of(r).
+// Sums by position within a step, so that what lies before and after need not be there.
+template <class Pages, class SeenOf>
+inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows, int first, int end,
+                         const float* value_scales, SeenOf seen_of) {
+  constexpr int width = F32::width, vectors = kSoftmaxStep / width;
+  typename Pages::template Weights<kSoftmaxRows> weights(value_scales);
+  F32 sums[kSoftmaxRows];
+  for (int r = 0; r < num_rows; ++r) {
+    float* scores = tile_rows.scores + (first_row + r) * kKeyTile;
+    tile_rows.maximum[first_row + r] = mask_row(scores, first, end, seen_of(first_row + r));
   }
-  for (int v = 1; v < vectors; ++v) sums[0] = sums[0] + sums[v];
-  tile_rows.maximum[row] = maximum;
-  tile_rows.sum[row] = sums[0].sum();
-  tile_rows.weight_scale[row] = weights.finish(first, end);
+  for (int r = 0; r < num_rows; ++r) {
+    float* scores = tile_rows.scores + (first_row + r) * kKeyTile;
+    F32 base = max(F32::set1(tile_rows.maximum[first_row + r]), F32::set1(kHiddenBase)), sum[vectors];
+    for (int v = 0; v < vectors; ++v) sum[v] = F32::zero();
+    for (int i = first; i < end; i += kSoftmaxStep) {
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; v += 2) {
+        F32 one = exp2_finite(F32::load(scores + i + v * width) - base);
+        F32 other = exp2_finite(F32::load(scores + i + (v + 1) * width) - base);
+        sum[v] = sum[v] + one;
+        sum[v + 1] = sum[v + 1] + other;
+        weights.put(scores, r, i + v * width, one, other);
+      }
+    }
+    for (int v = 1; v < vectors; ++v) sum[0] = sum[0] + sum[v];
+    sums[r] = sum[0];
+  }
+  for (int r = 0; r < num_rows; ++r) tile_rows.sum[first_row + r] = sums[r].sum();
+  weights.finish(tile_rows.scores + first_row * kKeyTile, kKeyTile, num_rows, first, end,
+                 tile_rows.weight_scale + first_row);
 }
 
 // ---- output = keep * output + add * weights v --------------------------------------------------------------------
@@ -149,7 +171,8 @@ template <class Pages, int rows, int vectors, bool prefetches>
     if (num_tokens % 2 == 1) {
 #pragma GCC unroll 16
       for (int v = 0; v < vectors; ++v) right[v] += num_tokens / 2 * (2 * head_size);
-      Pages::template add_first_products<rows, vectors>(sum, page_weights + num_tokens - 1, kWeightsStride<Pages>, right);
+      Pages::template add_first_products<rows, vectors>(sum, page_weights + num_tokens - 1, kWeightsStride<Pages>,
+                                                        right);
     }
   }
 #pragma GCC unroll 8

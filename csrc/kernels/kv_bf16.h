@@ -33,11 +33,12 @@ struct Bf16Pages {
     for (; i < head_size; ++i) store_left(q[i] * scale, dst + i);
   }
 
-  // Softmax weights take the place of a row of scores.
+  // Softmax weights take the place of rows of scores.
+  template <int rows>
   struct Weights {
-    Left* dst;
-    Weights(float* scores, const float*) : dst(reinterpret_cast<Left*>(scores)) {}
-    void put(int i, F32 one, F32 other) {
+    explicit Weights(const float*) {}
+    void put(float* scores, int, int i, F32 one, F32 other) {
+      Left* dst = reinterpret_cast<Left*>(scores);
 #ifdef OCT_VEC_AVX512
       _mm512_storeu_si512(dst + i, (__m512i)_mm512_cvtne2ps_pbh(other.v, one.v));
 #else
@@ -45,7 +46,7 @@ struct Bf16Pages {
       other.store(dst + i + F32::width);
 #endif
     }
-    float finish(int, int) { return 1.0f; }
+    void finish(float*, int, int, int, int, float*) {}
   };
 
   static F32 score(F32 sum, const float*, const float*) { return sum; }

@@ -31,9 +31,8 @@ inline F32 exp(F32 x) {
   return scale_by_power_of_two(F32::set1(1.0f) + reduced.expm1_r, reduced.n);
 }
 
-// Within 2e-7 relative above 2^-126; below, zero or a denormal; 0 at -infinity, exactly 1 at 0. x is at most 127.
-inline F32 exp2(F32 x) {
-  x = max(F32::set1(-150.0f), x);
+// Within 2e-7 relative above 2^-126; below, zero or a denormal; exactly 1 at 0. x is finite and at most 127, or NaN.
+inline F32 exp2_finite(F32 x) {
   F32 n = round(x);
   F32 r = x - n;
   F32 tail = F32::set1(0.0013264658628f);
@@ -42,6 +41,11 @@ inline F32 exp2(F32 x) {
   tail = fma(tail, r, F32::set1(0.2402224093676f));
   tail = fma(tail, r, F32::set1(0.6931470036507f));
   return scale_by_power_of_two(fma(tail, r, F32::set1(1.0f)), n);
+}
+
+// The same with 0 at -infinity.
+inline F32 exp2(F32 x) {
+  return exp2_finite(max(F32::set1(-150.0f), x));
 }
 
 // Within 3e-7 relative.

@@ -78,8 +78,7 @@ inline void store_key(const float* k, const KvLayer& kv, uint8_t* page, int kv_h
 }
 
 inline void store_value(const float* v, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
-  uint8_t* values = page + kv.keys_offset(kv_head) + kv.keys_to_values();
-  uint16_t* dst = reinterpret_cast<uint16_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
+  uint16_t* dst = reinterpret_cast<uint16_t*>(page + kv.values_offset(kv_head)) + slot / 2 * (2 * kv.head_size) + slot % 2;
   for (int c = 0; c < kv.head_size; ++c) dst[2 * c] = float_to_bf16(v[c]);
 }
 

@@ -53,7 +53,9 @@ inline F32 max(F32 a, F32 b) { return {a.v > b.v ? a.v : b.v}; }
 inline F32 min(F32 a, F32 b) { return {a.v < b.v ? a.v : b.v}; }
 inline F32 abs(F32 a) { return {fabsf(a.v)}; }
 inline F32 round(F32 a) { return {nearbyintf(a.v)}; }
-inline F32 scale_by_power_of_two(F32 a, F32 exponent) { return {ldexpf(a.v, int(exponent.v))}; }
+inline F32 scale_by_power_of_two(F32 a, F32 exponent) {
+  return {ldexpf(a.v, exponent.v < -300.0f ? -300 : int(exponent.v))};
+}
 #endif
 
 }  // namespace
