@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from octavo.cli.cross_origin import CrossOriginFlags
 from octavo.cli.flags import EngineFlags, Model, model_or_default
 from octavo.cli.scheduling_flags import SchedulingFlags
 from octavo.cli.sizes import parse_count
@@ -37,6 +38,7 @@ def serve(
     *,
     engine: EngineFlags,
     scheduling: SchedulingFlags,
+    cross_origin: CrossOriginFlags,
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1",
     port: Annotated[
@@ -161,6 +163,7 @@ def serve(
     _require_text("--served-model-name", served_model_name)
     chat_format(None, tool_call_parser, reasoning_parser)  # a wrong name is told before the model is loaded
     keys = _api_keys(api_key, api_keys_file)
+    cors = cross_origin.settings()
     reference = model_or_default(model)
     args = replace(
         scheduling.applied_to(engine.args(reference)),
@@ -191,6 +194,7 @@ def serve(
             max_tokens_per_request=max_tokens_per_request,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
+            cors=cors,
         )
         options = RunOptions(
             shutdown_timeout_s=shutdown_timeout,

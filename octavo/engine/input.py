@@ -78,7 +78,7 @@ class InputProcessor:
             raise InvalidValueError("suffix needs a prompt that is text, not token ids", param="suffix")
         prompt = self._truncated(prompt, sampling, truncation)
         self._check_prompt_length(len(prompt))
-        return self._request(self._checked_token_ids(prompt, "prompt"), None, sampling, request_id)
+        return self._request(self.checked_token_ids(prompt, "prompt"), None, sampling, request_id)
 
     def from_messages(
         self,
@@ -203,8 +203,8 @@ class InputProcessor:
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         """What depends on the model or the engine's configuration."""
-        self._checked_token_ids(sampling.stop_token_ids, "stop_token_ids")
-        self._checked_token_ids(sampling.allowed_token_ids, "allowed_token_ids")
+        self.checked_token_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.checked_token_ids(sampling.allowed_token_ids, "allowed_token_ids")
         for token_id in sampling.logit_bias:
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidValueError(
@@ -217,7 +217,7 @@ class InputProcessor:
                     f"{param} is {count}; at most {self._max_logprobs} are allowed (--max-logprobs)", param=param
                 )
 
-    def _checked_token_ids(self, token_ids: Sequence[int], param: str) -> list[int]:
+    def checked_token_ids(self, token_ids: Sequence[int], param: str) -> list[int]:
         return [self._checked_token_id(token_id, param, index) for index, token_id in enumerate(token_ids)]
 
     def _checked_token_id(self, token_id: SupportsIndex, param: str, index: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.metrics.histogram import Histogram
 
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _DURATION_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -19,10 +20,11 @@ class Endpoint:
 
 
 class HttpTotals:
-    """Added to by the event loop's thread, once a request."""
+    """Added to by the event loop's thread. `loop_lag` is by how many seconds its timers fire too late."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[Endpoint, str], int] = defaultdict(int)
+        self.loop_lag = Histogram(_LAG_S)
         self.durations: dict[Endpoint, Histogram] = defaultdict(lambda: Histogram(_DURATION_S))
 
     def add(self, endpoint: Endpoint, status: int, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -160,14 +160,18 @@ class _HttpCollector(Collector):
         for (endpoint, status), count in list(self._totals.requests.items()):
             requests.add_metric((endpoint.method, endpoint.path, status), count)
         yield requests
-        durations = {(endpoint.method, endpoint.path): h for endpoint, h in list(self._totals.durations.items())}
+        durations: dict[tuple[str, ...], Histogram] = {
+            (endpoint.method, endpoint.path): h for endpoint, h in list(self._totals.durations.items())
+        }
         yield _family(
             "http_request_duration_seconds", "Time until the last byte of the answer.", durations, ("method", "handler")
         )
+        lag: dict[tuple[str, ...], Histogram] = {(): self._totals.loop_lag}
+        yield _family("octavo:event_loop_lag_seconds", "By how much timers of the event loop fire too late.", lag, ())
 
 
 def _family(
-    name: str, text: str, histograms: dict[tuple[str, str], Histogram], label_names: tuple[str, ...]
+    name: str, text: str, histograms: Mapping[tuple[str, ...], Histogram], label_names: tuple[str, ...]
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, text, labels=label_names)
     for labels, histogram in histograms.items():

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.server.api_keys import ApiKey, matching
 from octavo.server.errors import failure_of
 
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 _ADMIN_PATHS = frozenset({"/reset_prefix_cache"})
 _SCOPE_KEY = "octavo.api_key"
 
 
 class BearerAuth:
-    """ASGI middleware: everything but /health needs one of `keys` as bearer token. Without keys it lets all pass.
+    """ASGI middleware: all but /health, /live and /ready needs one of `keys` as bearer token. Without keys all pass.
 
     With an `admin_key`, what changes the server for everybody needs that one; it opens everything else, too.
     Which key it was is kept in the scope, for `api_key_of`.

@@ -55,7 +55,7 @@ async def create_chat_completion(request: Request) -> Response:
     shape = _shape(service, body, prepared, plan)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
-        return EventStream(chat_events(deltas, chunks, shape))
+        return EventStream(chat_events(deltas, chunks, shape), service.settings.ping_interval_s)
     answer = await unless_client_leaves(collect(deltas, prepared.sampling), request.receive)
     return JSONResponse(head | chat_completion(answer, shape))
 

@@ -18,6 +18,7 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
     {
         "add_generation_prompt",
         "chat_template",
+        "continue_final_message",
         "conversation",
         "documents",
         "messages",
@@ -26,6 +27,7 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
         "self",
         "tokenize",
         "tools",
+        "truncation",
     }
 )
 
@@ -89,11 +91,7 @@ class ChatRequest(StructuredFields):
             raise InvalidValueError("max_tokens is 0; it must be at least 1", param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise InvalidValueError("top_logprobs may be given only with logprobs=true", param="top_logprobs")
-        if self.chat_template is not None and not trusts_templates:
-            raise UnsupportedParameterError(
-                "chat_template is not taken from requests; --trust-request-chat-template allows it",
-                param="chat_template",
-            )
+        check_template_source(self.chat_template, trusts_templates)
         self._check_final_message()
         reserved = _RESERVED_TEMPLATE_KWARGS.intersection(self.chat_template_kwargs or {})
         if reserved:
@@ -141,6 +139,14 @@ class ChatRequest(StructuredFields):
         if self.reasoning_effort == "none":
             reasoning["enable_thinking"] = False
         return {"add_generation_prompt": generates, **reasoning, **(self.chat_template_kwargs or {})}
+
+
+def check_template_source(chat_template: str | None, trusts_templates: bool) -> None:
+    """Raises `UnsupportedParameterError` for a template where none is taken."""
+    if chat_template is not None and not trusts_templates:
+        raise UnsupportedParameterError(
+            "chat_template is not taken from requests; --trust-request-chat-template allows it", param="chat_template"
+        )
 
 
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:

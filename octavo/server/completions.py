@@ -57,7 +57,7 @@ async def create_completion(request: Request) -> Response:
     shape = _shape(service, body, prepared)
     if body.stream:
         chunks = Chunks(head, usage=body.includes_usage, continuous=body.counts_continuously)
-        return EventStream(completion_events(deltas, chunks, shape))
+        return EventStream(completion_events(deltas, chunks, shape), service.settings.ping_interval_s)
     answer = await unless_client_leaves(collect(deltas, prepared[0].sampling), request.receive)
     return JSONResponse(head | completion(answer, shape))
 

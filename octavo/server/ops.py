@@ -1,6 +1,8 @@
-"""Routes for those who run the server: /health, /version, /metrics, /reset_prefix_cache."""
+"""Routes for those who run the server: is it alive, what does it do, what was decided, its figures, its cache."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -11,6 +13,36 @@ from octavo.version import __version__
 router = APIRouter()
 
 
+@router.get("/live")
+async def live() -> Response:
+    """200 as long as the process answers at all."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """How many requests are being served, as vLLM tells it, and how many of them run and wait."""
+    service = service_of(request)
+    totals = service.totals
+    return JSONResponse(
+        {
+            "server_load": service.engine.num_unfinished,
+            "num_requests_running": totals.num_running,
+            "num_requests_waiting": totals.num_waiting,
+            "kv_cache_usage": totals.kv_usage,
+        }
+    )
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> Response:
+    """What was decided at start."""
+    service = service_of(request)
+    config = asdict(service.engine.config)
+    return JSONResponse({"version": __version__, "served_model_names": service.settings.served_model_names} | config)
+
+
+@router.get("/ready")
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while requests are served; 503 when the engine is broken or the server is stopping."""

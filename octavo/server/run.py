@@ -19,9 +19,10 @@ from octavo.errors import ConfigError
 from octavo.metrics.activity import ActivityMeter
 from octavo.metrics.totals import EngineTotals
 from octavo.server.app import create_app
-from octavo.server.http_limits import BoundedHeads
+from octavo.server.http_limits import RECEIVE_TIMEOUT_S, bounded_requests
 from octavo.server.listen import url_of
 from octavo.server.logs import log_event
+from octavo.server.loop_lag import measure_loop_lag
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
 from octavo.server.startup import startup_text, startup_values
@@ -44,9 +45,11 @@ _KEEP_ALIVE_S = 75
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`log_stats_interval_s` is how often a line of activity is logged; None: never."""
+    """`log_stats_interval_s` is how often a line of activity is logged; None: never. A request must have arrived whole
+    within `receive_timeout_s`."""
 
     shutdown_timeout_s: float = 30.0
+    receive_timeout_s: float = RECEIVE_TIMEOUT_S
     log_stats_interval_s: float | None = LOG_STATS_INTERVAL_S
     uvicorn_log_level: str = "warning"
 
@@ -80,7 +83,7 @@ class _Run:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=BoundedHeads,
+                http=bounded_requests(options.receive_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -98,12 +101,14 @@ class _Run:
         serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
         await self._listening(serving)
         self._announce()
+        measuring_lag = asyncio.create_task(measure_loop_lag(self._service.http.loop_lag))
         logging_activity = asyncio.create_task(self._log_activity())
         broke = await self._until_stop_or_death(serving)
         code = await (self._give_notice() if broke else self._drain())
         self._server.should_exit = True
         await serving
         logging_activity.cancel()
+        measuring_lag.cancel()
         logger.info("stopped")
         return code
 

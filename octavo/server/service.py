@@ -33,6 +33,7 @@ class Service:
     def __init__(self, engine: AsyncEngine, settings: ServerSettings, totals: EngineTotals) -> None:
         self.engine = engine
         self.settings = settings
+        self.totals = totals
         self.http = HttpTotals()
         self.exposition = Exposition(totals, self.http, engine.config, settings.served_model_names[0])
         self.created = int(time.time())

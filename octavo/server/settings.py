@@ -8,13 +8,23 @@ from octavo.server.api_keys import ApiKey
 
 
 @dataclass(frozen=True, slots=True)
+class CrossOrigin:
+    """Which pages of other origins browsers may let talk to the server."""
+
+    allow_origins: tuple[str, ...]
+    allow_methods: tuple[str, ...] = ("*",)
+    allow_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`served_model_names` are what clients may call the model; the first labels the metrics.
 
     Without `api_keys` no key is asked for, but for what only the `admin_key` opens, if there is one. `strict_fields`
     refuses fields that nobody knows. `max_prompt_len` and `max_tokens_per_request` hold for keys that have no limits of
-    their own, and for clients without a key.
-    `tool_call_parser` and `reasoning_parser` name formats; None: what the chat template speaks of.
+    their own, and for clients without a key. `tool_call_parser` and `reasoning_parser` name formats; None: what the
+    chat template speaks of. A stream that has nothing to say for `ping_interval_s` says so.
     """
 
     served_model_names: tuple[str, ...]
@@ -29,3 +39,5 @@ class ServerSettings:
     max_tokens_per_request: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    ping_interval_s: float = 10.0
+    cors: CrossOrigin | None = None

@@ -17,6 +17,7 @@ from tests.server.live import eventually
 from tests.server.process import ServerProcess, server_process
 
 ALPHABET = "tests.server.alphabet_server"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 ENDLESS = {"model": "alphabet", "prompt": "a", "ignore_eos": True}
 
 
@@ -63,6 +64,42 @@ def test_a_head_without_end_is_cut_off() -> None:
             response = connection.getresponse()
             assert response.status == 200 and response.read()
         connection.close()
+
+
+def test_what_follows_a_body_without_end_is_cut_off() -> None:
+    """Trailers and extensions of chunks bring a request no further, and uvicorn would take them for ever."""
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    with server_process(ALPHABET) as server:
+        for beginning in (b"2\r\n{}\r\n0\r\nX-Long: ", b"2\r\n{}\r\n2;extension="):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(head + beginning)
+                with pytest.raises(OSError):
+                    for _ in range(1000):
+                        connection.sendall(b"a" * 2**16)
+        body = json.dumps({"model": "alphabet", "prompt": "w" * 200}).encode()
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)  # more framing than body is no crime
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(head + chunks + b"0\r\nX-Short: 1\r\n\r\n")
+            assert b"200" in connection.recv(1000).splitlines()[0]
+
+
+def test_a_request_that_never_arrives_is_given_up() -> None:
+    with server_process(ALPHABET, "--receive-timeout", "0.3") as server:
+        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        upload = POST + b"Content-Length: 99\r\n\r\n{"
+        for part in (b"", whole, upload):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(part)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+                assert connection.recv(1000) == b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            for _ in range(2):
+                connection.sendall(whole + b"\r\n")
+                answer = b""
+                while not answer.endswith(b"}"):
+                    answer += connection.recv(1000)
+                assert b"200" in answer.splitlines()[0]
+                time.sleep(0.5)  # an idle connection is not a slow request
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
