@@ -64,7 +64,7 @@ def report_long(scale: float) -> None:
     ):
         outcome, calm, busy = beside_long_prompts(config, max(1, int(4 * scale)))
         _row(name, outcome)
-        print(f"| | short: P95 between tokens {calm * 1e3:.0f} ms calm, {busy * 1e3:.0f} ms beside a long prefill |")
+        print(f"| | short: P95 TPOT {calm * 1e3:.1f} ms calm, {busy * 1e3:.1f} ms beside a long prefill |")
 
 
 def report_agents(scale: float) -> None:
@@ -116,17 +116,19 @@ def flooded(policy: str, num_polite: int) -> Outcome:
 
 
 def beside_long_prompts(config: SchedulingConfig, num_long: int) -> tuple[Outcome, float, float]:
-    """Also the 95th percentile of seconds between tokens of short requests: in calm, and while a long one prefills."""
+    """Also the 95th percentile of TPOT of short requests: of those that ran in calm, and while a long one prefilled."""
     every_s = 200.0
     trace = traces.long_prompts(
         0, num_short=int(3 * every_s * (num_long + 1)), short_per_s=3.0, num_long=num_long, every_s=every_s
     )
-    outcome = Simulation(trace, config, limits=LONG_LIMITS, record_gaps=True).run()
+    outcome = Simulation(trace, config, limits=LONG_LIMITS).run()
     prefills = [(demand.arrival_s, demand.first_token_s or 0.0) for demand in outcome.of("long")]
     calm: list[float] = []
     busy: list[float] = []
-    for at_s, gap_s in outcome.token_gaps_s["short"]:
-        (busy if any(begin <= at_s <= end for begin, end in prefills) else calm).append(gap_s)
+    for demand in outcome.of("short"):
+        at_s = demand.first_token_s or 0.0
+        if demand.tpot_s is not None:
+            (busy if any(begin <= at_s <= end for begin, end in prefills) else calm).append(demand.tpot_s)
     return outcome, percentile(calm, 0.95), percentile(busy, 0.95)
 
 

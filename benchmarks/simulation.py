@@ -88,7 +88,6 @@ class Outcome:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     utilization: float = 0.0
-    token_gaps_s: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     served_tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @property
@@ -115,7 +114,6 @@ class Simulation:
         limits: Limits = Limits(),
         machine: Machine = Machine(),
         until_s: float = float("inf"),
-        record_gaps: bool = False,
     ) -> None:
         self.now = 0.0
         self.kv = KvCache(limits.num_blocks)
@@ -129,7 +127,6 @@ class Simulation:
         self.outcome = Outcome()
         self._machine = machine
         self._until_s = until_s
-        self._record_gaps = record_gaps
         self._trace: Iterator[Demand] = iter(demands)
         self._next = next(self._trace, None)
         self._later: list[tuple[float, int, Demand]] = []
@@ -203,8 +200,6 @@ class Simulation:
         if demand.first_token_s is None:
             demand.first_token_s = self.now
             outcome.served_tokens[demand.tenant] += len(demand.prompt)
-        elif self._record_gaps:
-            outcome.token_gaps_s[demand.tenant].append((self.now, self.now - demand.end_s))  # type: ignore[operator]
         demand.end_s = self.now
         demand.output.append(token_id)
         outcome.num_output_tokens += 1

@@ -94,8 +94,8 @@ class PrefillLimits:
     """What long prompts may do to others.
 
     A prefill with more than `long_tokens` left to compute is long (None: none is). Together long ones get at most that
-    many tokens of a step, and no more than half of its time, while anybody else runs or waits. At most `max_partial`
-    prompts, and `max_long_partial` long ones, are under way at once (None: any number).
+    many tokens of a step, and no more than half of those of prompts and a third of its time, while anybody else is
+    here. At most `max_partial` prompts, and `max_long_partial` long ones, are under way at once (None: any number).
     """
 
     long_tokens: int | None = None

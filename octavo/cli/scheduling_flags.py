@@ -42,7 +42,7 @@ class SchedulingFlags:
             min=0,
             metavar="TOKENS",
             help="A prompt with more tokens to compute is long: while others run, long prompts get at most so many "
-            "tokens and half of the time of a step. 0: no prompt is long.",
+            "tokens and a third of the time of a step. 0: no prompt is long.",
             rich_help_panel=_SCHEDULING,
         ),
     ] = 0

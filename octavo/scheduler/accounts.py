@@ -87,10 +87,11 @@ class Account:
             self.parent.count_running(change)
 
     def charge(self, cost: float) -> None:
-        """Adds what was computed for this account, to it and to its key."""
+        """Adds what was computed for a user, to its account and to its key's."""
         self.served += cost * self.rate
-        if self.parent is not None:
-            self.parent.charge(cost)
+        key = self.parent
+        if key is not None:
+            key.served += cost * key.rate
 
 
 def has_fewer_rows(account: Account, other: Account) -> bool:

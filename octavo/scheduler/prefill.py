@@ -19,6 +19,9 @@ from octavo.scheduler.waiting import Waiting
 MAX_PASSED_OVER = 64
 """So many waiting requests a step passes over, at most, because others are about to compute their prefix."""
 
+LONG_TIME = 0.5
+"""Long prefills take so much time for each second that the rest of the step takes: a third of the step."""
+
 LONG_PATIENCE_S = 2.0
 """When a long prompt has waited so long for memory, short ones that came later let it enter first."""
 
@@ -115,18 +118,18 @@ class Prefill:
         return StepBudget(num_tokens, seconds - self._pace.model.predict_s(draft.size), self._pace.model)
 
     def _long_share(self, draft: Draft, budget: StepBudget, short: list[RequestState]) -> StepBudget:
-        """What long prefills may take of it: all while nobody else is there, else some tokens and half of the time."""
-        most = self._limits.long_tokens
-        assert most is not None
-        left = max(0, budget.tokens - most)
-        num_short_tokens = left if self._waiting.has_short else sum(state.num_uncached_tokens for state in short)
+        """What long prefills may take of it: all while nobody else is there, else no more than the others."""
+        num_short_tokens = sum(state.num_uncached_tokens for state in short) + self._waiting.num_short_tokens
         if not draft.num_decoding and not num_short_tokens:
             return budget
+        assert self._limits.long_tokens is not None
+        most = min(self._limits.long_tokens, -(-budget.tokens // 2))
         model = self._pace.model
         if not model.ready:
             return budget.share(most, UNBOUNDED_S)
-        others_s = model.predict_s(draft.size) + model.added_s(min(num_short_tokens, left), 0)
-        return budget.share(most, others_s)
+        num_short_tokens = min(num_short_tokens, budget.tokens - most)
+        others_s = model.predict_s(draft.size) + model.added_s(num_short_tokens, 0)
+        return budget.share(most, LONG_TIME * others_s)
 
     # ---- service
 

@@ -117,7 +117,7 @@ class Scheduler:
         state = self._states[request_id]
         state.token_ids.extend(token_ids)
         if state.line is not None:
-            self._waiting.extended(len(token_ids))
+            self._waiting.extended(state, len(token_ids))
         elif self._parked.pop(request_id, None) is not None:
             self._wait_again(state)
         elif token_ids:
@@ -193,7 +193,7 @@ class Scheduler:
             token = next(sampled, None) if step.samples else None
             if step.samples and (token is None or token.row != step.row):
                 raise EngineError(f"the backend sampled {token}, the plan asked for a token of row {step.row}")
-            prompt_logprobs = _scores_of(step, scored)
+            prompt_logprobs = _scores_of(step, scored) if step.scored_positions else ()
             if state.row != step.row:
                 continue
             self._advance(state, step.num_tokens)
@@ -351,8 +351,6 @@ class Scheduler:
 
 def _scores_of(step: RowStep, scored: Iterator[ScoredTokens]) -> tuple[TokenLogprobs, ...]:
     """What the backend says of the step's scored positions. Raises `EngineError` if it does not answer the plan."""
-    if not step.scored_positions:
-        return ()
     answer = next(scored, None)
     if answer is None or answer.row != step.row or len(answer.logprobs) != len(step.scored_positions):
         raise EngineError(f"the backend scored {answer}, the plan asked for {step.scored_positions} of row {step.row}")

@@ -13,21 +13,31 @@ LEAST_PREFILL_TOKENS = 16
 class StepBudget:
     """Tokens and, where time is bounded, seconds that are left for prompts. An infinite time is no bound.
 
-    A share is a budget within a budget: what is spent of it is spent of the whole, too.
+    The first prompt gets `least` tokens whatever the time. A share is a budget within a budget: what is spent of it is
+    spent of the whole, too.
     """
 
-    __slots__ = ("_model", "_untouched", "_whole", "seconds", "tokens")
+    __slots__ = ("_least", "_model", "_untouched", "_whole", "seconds", "tokens")
 
-    def __init__(self, tokens: int, seconds: float, model: StepTimeModel, whole: StepBudget | None = None) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        seconds: float,
+        model: StepTimeModel,
+        *,
+        least: int = LEAST_PREFILL_TOKENS,
+        whole: StepBudget | None = None,
+    ) -> None:
         self.tokens = tokens
         self.seconds = seconds
         self._model = model
+        self._least = least
         self._whole = whole
         self._untouched = True
 
     def share(self, tokens: int, seconds: float) -> StepBudget:
         """A part of it, no larger than the whole."""
-        return StepBudget(min(tokens, self.tokens), min(seconds, self.seconds), self._model, self)
+        return StepBudget(min(tokens, self.tokens), min(seconds, self.seconds), self._model, least=1, whole=self)
 
     def fit(self, wanted: int, position: int) -> int:
         """How many of `wanted` tokens from `position` on there is room for."""
@@ -35,7 +45,7 @@ class StepBudget:
         if most <= 0 or self.seconds == UNBOUNDED_S:
             return most
         fitting = self._model.affordable_tokens(self.seconds, position, most)
-        return max(fitting, min(most, LEAST_PREFILL_TOKENS)) if self._untouched else fitting
+        return max(fitting, min(most, self._least)) if self._untouched else fitting
 
     def spend(self, num_tokens: int, position: int) -> None:
         self.tokens -= num_tokens

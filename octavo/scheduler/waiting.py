@@ -32,6 +32,7 @@ class Waiting:
         self._set_aside: list[tuple[Line, RequestState]] = []
         self._num_passed_by = 0
         self.num_tokens = 0
+        self.num_short_tokens = 0
 
     @property
     def num_requests(self) -> int:
@@ -41,15 +42,11 @@ class Waiting:
     def num_late(self) -> int:
         return self._late.num_requests
 
-    @property
-    def has_short(self) -> bool:
-        return self._short.num_requests > 0 or self._late.num_requests > 0
-
     def add(self, state: RequestState, *, late_s: float | None = None, timeout_s: float | None = None) -> None:
         """Puts a request in line. From `late_s` on it is late; at `timeout_s` it has waited too long (clock times)."""
         long = self._long_threshold is not None and state.num_uncached_tokens > self._long_threshold
         (self._long if long else self._short).add(state)
-        self.num_tokens += state.num_tokens
+        self._count(state, state.num_tokens)
         if late_s is not None and not long:
             self._late_times.set(late_s, state)
         if timeout_s is not None:
@@ -62,8 +59,8 @@ class Waiting:
             self._num_passed_by = 0
         elif state.line is self._short:
             self._num_passed_by += 1
+        self._count(state, -state.num_tokens)
         state.line.remove(state)
-        self.num_tokens -= state.num_tokens
 
     def set_aside(self, state: RequestState) -> None:
         """Lets those behind pass a request, until `restore`."""
@@ -81,9 +78,14 @@ class Waiting:
     def num_set_aside(self) -> int:
         return len(self._set_aside)
 
-    def extended(self, num_tokens: int) -> None:
+    def extended(self, state: RequestState, num_tokens: int) -> None:
         """A request that waits has so many known tokens more."""
+        self._count(state, num_tokens)
+
+    def _count(self, state: RequestState, num_tokens: int) -> None:
         self.num_tokens += num_tokens
+        if state.line is not self._long:
+            self.num_short_tokens += num_tokens
 
     def first(self, *, long: bool) -> RequestState | None:
         return self._long.first() if long else self.first_short()
