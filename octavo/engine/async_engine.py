@@ -60,7 +60,8 @@ class AsyncEngine:
 
     def check_queue(self, num_new_tokens: int) -> None:
         """Raises `QueueFullError` if requests with so many prompt tokens would be refused now."""
-        self._engine.core.check_queue(num_new_tokens)
+        pending = self._thread
+        self._engine.core.check_queue(num_new_tokens, pending.num_pending_requests, pending.num_pending_tokens)
 
     def start(self) -> None:
         """Starts the engine thread."""

@@ -106,10 +106,13 @@ class EngineCore:
             raise
         self._scheduler.extend(request.request_id, forced)
 
-    def check_queue(self, num_new_tokens: int) -> None:
-        """Raises `QueueFullError` if requests of so many tokens would be refused now. Any thread may ask."""
+    def check_queue(self, num_new_tokens: int, num_pending: int, num_pending_tokens: int) -> None:
+        """Raises `QueueFullError` if requests of so many tokens would be refused now. Any thread may ask.
+
+        `num_pending` requests, of `num_pending_tokens` tokens, are on their way here and come before.
+        """
         try:
-            self._scheduler.check_queue(num_new_tokens)
+            self._scheduler.check_queue(num_new_tokens, num_pending, num_pending_tokens)
         except QueueFullError as error:
             self._report_rejection(error)
             raise

@@ -39,6 +39,20 @@ class _Stop:
 _Order = _Submit | _Abort | _ResetPrefixes | _Stop
 
 
+class _Pending:
+    """Counts of what has been handed over; changed under the lock of the orders."""
+
+    __slots__ = ("num_requests", "num_tokens")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    def add(self, requests: Sequence[Request], sign: int) -> None:
+        self.num_requests += sign * len(requests)
+        self.num_tokens += sign * sum(len(request.prompt_token_ids) for request in requests)
+
+
 class EngineThread:
     """Runs an `EngineCore` on a thread of its own. All methods may be called from any thread.
 
@@ -52,6 +66,7 @@ class EngineThread:
         self._deliver = deliver
         self._orders: SimpleQueue[_Order] = SimpleQueue()
         self._order_lock = threading.Lock()
+        self._pending = _Pending()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
@@ -70,7 +85,18 @@ class EngineThread:
         with self._order_lock:
             if self._stopping:
                 raise ShuttingDownError("the engine is shutting down and takes no more requests")
+            self._pending.add(requests, 1)
             self._orders.put(_Submit(tuple(requests)))
+
+    @property
+    def num_pending_requests(self) -> int:
+        """Requests handed over that the engine has not taken in yet."""
+        return self._pending.num_requests
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Their prompt tokens."""
+        return self._pending.num_tokens
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests before the next step; unknown ids are ignored."""
@@ -110,7 +136,10 @@ class EngineThread:
             order = self._orders.get()
             match order:
                 case _Submit(requests):
-                    self._deliver_some([refusal for request in requests for refusal in self._add(request)])
+                    refusals = [refusal for request in requests for refusal in self._add(request)]
+                    with self._order_lock:
+                        self._pending.add(requests, -1)
+                    self._deliver_some(refusals)
                 case _Abort(request_ids):
                     ended = [self._core.abort(request_id) for request_id in request_ids]
                     self._deliver_some([delta for delta in ended if delta is not None])

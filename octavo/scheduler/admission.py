@@ -26,7 +26,7 @@ class Admission:
     def check_queue(self, num_requests: int, num_tokens: int, num_new_tokens: int) -> None:
         """Raises `QueueFullError` if a request of `num_new_tokens` may not wait behind what is waiting now.
 
-        A queue that is empty takes any request.
+        `num_requests` wait and find no free row. While there are none of these, a request of any length may come.
         """
         limits = self._limits
         if limits.max_requests is not None and num_requests >= limits.max_requests:

@@ -33,6 +33,10 @@ class Running:
         yield from self.awaiting.values()
 
     @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
     def has_free_row(self) -> bool:
         return bool(self._free_rows)
 

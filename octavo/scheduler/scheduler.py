@@ -142,9 +142,13 @@ class Scheduler:
             self._wait_again(state)
         self._states[request_id] = state
 
-    def check_queue(self, num_new_tokens: int) -> None:
-        """Raises `QueueFullError` if a request of so many tokens would be refused now. Any thread may ask."""
-        self._admission.check_queue(self._waiting.num_requests, self._waiting.num_tokens, num_new_tokens)
+    def check_queue(self, num_new_tokens: int, num_pending: int = 0, num_pending_tokens: int = 0) -> None:
+        """Raises `QueueFullError` if a request of so many tokens would be refused after these. Any thread may ask.
+
+        Requests for which there is a free row are about to enter: they are not in the queue.
+        """
+        num_requests = self._waiting.num_requests + num_pending - self._running.num_free_rows
+        self._admission.check_queue(max(0, num_requests), self._waiting.num_tokens + num_pending_tokens, num_new_tokens)
 
     def timed_out(self) -> list[str]:
         """The requests that have waited longer than they may, each told once. They are here until removed."""

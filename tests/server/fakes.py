@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.config import BLOCK_TOKENS, EngineConfig, GenerationDefaults
+from octavo.config import BLOCK_TOKENS, EngineConfig, GenerationDefaults, SchedulingConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
@@ -23,6 +23,7 @@ from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.scheduler import DEFAULT_SCHEDULING
 from octavo.step import RowStart, RowStep, SampledToken, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 from octavo.tokenizer.chat_template import ChatTemplate
 from tests.engine.fakes import is_set
@@ -194,6 +195,7 @@ class FakeEngine:
         num_blocks: int = 256,
         max_num_seqs: int = 8,
         generation_defaults: GenerationDefaults | None = None,
+        scheduling: SchedulingConfig = DEFAULT_SCHEDULING,
     ) -> None:
         self.executor = AlphabetExecutor()
         self.tokenizer = BytesTokenizer(has_chat_template, chat_template)
@@ -219,6 +221,7 @@ class FakeEngine:
             enable_prefix_caching=True,
             prefix_eviction_policy="lru",
             generation_defaults=generation_defaults or GenerationDefaults(),
+            scheduling=scheduling,
         )
         tokenizer: Any = self.tokenizer
         self.engine = Engine(
@@ -238,6 +241,7 @@ class FakeEngine:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 masks=MaskComputer(config.vocab_size, threads=1),
+                scheduling=scheduling,
                 listeners=listeners,
             ),
         )
