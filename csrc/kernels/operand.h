@@ -21,9 +21,9 @@ constexpr int kHalf = kGroup / 2;  // columns that a scale of a 6-bit weight cov
 struct Int8Group {           // value = scale * code
   int8_t codes[kGroup];      // -127..127
   int32_t negated_sums[3];   // of the codes of each half, and of all: where a dot with codes less their zero starts
+  int32_t is_refined;        // the same group of the second run counts
   float scale;
   float sum;                 // of the values, a refinement included: what a weight's minimum is multiplied by
-  int32_t is_refined;        // the same group of the second run counts
 };
 static_assert(sizeof(Int8Group) == 56, "operand rows are read by offsets");
 
@@ -57,7 +57,28 @@ inline float largest_magnitude(const float* values, int count) {
   return largest.max();
 }
 
-// codes = values[16] * inverse, rounded to nearest, ties to even. Returns their sum.
+// codes = values[32] * inverse, rounded to nearest, ties to even, and their sums; not refined.
+#if defined(OCT_VEC_AVX512)
+inline __m128i round_half_to_codes(const float* values, __m512 inverse) {
+  return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values), inverse)));
+}
+
+inline void round_to_codes(const float* values, float inverse, Int8Group* dst) {
+  __m512 factor = _mm512_set1_ps(inverse);
+  __m128i first = round_half_to_codes(values, factor), second = round_half_to_codes(values + kHalf, factor);
+  __m256i codes = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst->codes), codes);
+  __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), codes);  // of 4 codes each
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  __m128i first_sum = _mm256_castsi256_si128(sums), second_sum = _mm256_extracti128_si256(sums, 1);
+  __m128i total = _mm_move_epi64(_mm_blend_epi32(_mm_add_epi32(first_sum, second_sum), _mm_setzero_si128(), 2));
+  __m128i all = _mm_unpacklo_epi64(_mm_unpacklo_epi32(first_sum, second_sum), total);  // both halves, the group, 0
+  static_assert(offsetof(Int8Group, is_refined) == offsetof(Int8Group, negated_sums) + 12, "stored at once");
+  uint8_t* sums_and_flag = reinterpret_cast<uint8_t*>(dst) + offsetof(Int8Group, negated_sums);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(sums_and_flag), _mm_sub_epi32(_mm_setzero_si128(), all));
+}
+#else
 #if defined(OCT_VEC_SCALAR)
 inline int round_half_to_codes(const float* values, float inverse, int8_t* codes) {
   int sum = 0;
@@ -87,63 +108,65 @@ inline int round_half_to_codes(const float* values, float inverse, int8_t* codes
 }
 #endif
 
-// A group below this is zero for all purposes: the reciprocal of its scale would overflow.
-constexpr float kLeastMagnitude = 1e-30f;
-
-// codes = values[32] * inverse, and their sums.
-inline void round_group_to_codes(const float* values, float inverse, Int8Group* dst) {
+inline void round_to_codes(const float* values, float inverse, Int8Group* dst) {
   for (int half = 0; half < 2; ++half) {
     dst->negated_sums[half] = -round_half_to_codes(values + half * kHalf, inverse, dst->codes + half * kHalf);
   }
   dst->negated_sums[2] = dst->negated_sums[0] + dst->negated_sums[1];
+  dst->is_refined = 0;
 }
+#endif
+
+// A group below this is zero for all purposes: the reciprocal of its scale would overflow.
+constexpr float kLeastMagnitude = 1e-30f;
 
 inline void quantize_group(const float* values, float magnitude, Int8Group* dst) {
   bool is_zero = magnitude < kLeastMagnitude;
-  round_group_to_codes(values, is_zero ? 0.0f : 127.0f / magnitude, dst);
+  round_to_codes(values, is_zero ? 0.0f : 127.0f / magnitude, dst);
   dst->scale = is_zero ? 0.0f : magnitude * (1.0f / 127.0f);
   dst->sum = dst->scale * float(-dst->negated_sums[2]);
-  dst->is_refined = 0;
 }
 
-// What rounding left of values[32], at most half a step, with a step 254 times as small.
-inline void refine_group(const float* values, Int8Group* group, Int8Group* rest) {
-  float rests[kGroup];
-  for (int i = 0; i < kGroup; ++i) rests[i] = fmaf(-group->scale, float(group->codes[i]), values[i]);
+// values[count * 32], some groups at a time: their magnitudes first, since each is a long chain of dependent steps.
+inline void quantize_groups(const float* values, int64_t count, Int8Group* dst) {
+  constexpr int64_t chunk = 8;
+  float magnitudes[chunk];
+  for (int64_t first = 0; first < count; first += chunk) {
+    int64_t groups = count - first < chunk ? count - first : chunk;
+    for (int64_t g = 0; g < groups; ++g) magnitudes[g] = largest_magnitude(values + (first + g) * kGroup, kGroup);
+    for (int64_t g = 0; g < groups; ++g) quantize_group(values + (first + g) * kGroup, magnitudes[g], dst + first + g);
+  }
+}
+
+// What rounding left of the first `count` of 32 values, at most half a step, with a step 254 times as small.
+inline void refine_group(const float* values, int64_t count, Int8Group* group, Int8Group* rest) {
+  float rests[kGroup] = {};
+  for (int64_t i = 0; i < kGroup && i < count; ++i) rests[i] = fmaf(-group->scale, float(group->codes[i]), values[i]);
   rest->scale = group->scale * (1.0f / 254.0f);
-  round_group_to_codes(rests, 1.0f / rest->scale, rest);
+  round_to_codes(rests, 1.0f / rest->scale, rest);
   group->sum += rest->scale * float(-rest->negated_sums[2]);
   group->is_refined = 1;
 }
 
-inline void quantize_group(const float* values, Operand dst, int row, int64_t group) {
+// values[count * 32] to groups [group, group + count) of a row.
+inline void quantize_groups(const float* values, int64_t count, Operand dst, int row, int64_t group) {
   uint8_t* dst_row = dst.data + row * dst.row_bytes;
-  if (dst.kind == OCT_BUFFER_OPERAND_BF16) {
-    round_group_to_bf16(values, reinterpret_cast<Bf16Element*>(dst_row) + group * kGroup);
-  } else {
-    quantize_group(values, largest_magnitude(values, kGroup), reinterpret_cast<Int8Group*>(dst_row) + group);
+  if (dst.kind != OCT_BUFFER_OPERAND_BF16) {
+    return quantize_groups(values, count, reinterpret_cast<Int8Group*>(dst_row) + group);
   }
+  Bf16Element* elements = reinterpret_cast<Bf16Element*>(dst_row) + group * kGroup;
+  for (int64_t g = 0; g < count; ++g) round_group_to_bf16(values + g * kGroup, elements + g * kGroup);
 }
-
-// Group `group` of a row of `columns` values, padded with zeros if it must be.
-struct PaddedGroup {
-  float copy[kGroup];
-  const float* values;
-
-  PaddedGroup(const float* row, int64_t columns, int64_t group) : values(row + group * kGroup) {
-    int64_t present = columns - group * kGroup;
-    if (present >= kGroup) return;
-    for (int64_t i = 0; i < kGroup; ++i) copy[i] = i < present ? values[i] : 0.0f;
-    values = copy;
-  }
-};
 
 // values[count] to columns [column, column + count) of a row; column is a multiple of 32, and so is count unless the
 // columns end the row, which is then padded with zeros. Not for INT8_REFINED, which takes whole rows.
 inline void quantize_columns(const float* values, int64_t count, Operand dst, int row, int64_t column) {
-  for (int64_t g = 0; g < padded_columns(count) / kGroup; ++g) {
-    quantize_group(PaddedGroup(values, count, g).values, dst, row, column / kGroup + g);
-  }
+  int64_t whole = count / kGroup;
+  quantize_groups(values, whole, dst, row, column / kGroup);
+  if (count % kGroup == 0) return;
+  float padded[kGroup] = {};
+  for (int64_t i = whole * kGroup; i < count; ++i) padded[i - whole * kGroup] = values[i];
+  quantize_groups(padded, 1, dst, row, column / kGroup + whole);
 }
 
 // A group is refined if the square of its largest value is so many times the average of the row's groups. Chosen by
@@ -153,18 +176,14 @@ constexpr float kRefinedAbove = 3.0f;
 inline void quantize_refined_row(const float* values, Operand dst, int row) {
   int64_t num_groups = padded_columns(dst.columns) / kGroup;
   Int8Group* groups = reinterpret_cast<Int8Group*>(dst.data + row * dst.row_bytes);
+  quantize_columns(values, dst.columns, dst, row, 0);
   float total = 0.0f;
-  for (int64_t g = 0; g < num_groups; ++g) {
-    PaddedGroup group(values, dst.columns, g);
-    float magnitude = largest_magnitude(group.values, kGroup);
-    quantize_group(group.values, magnitude, groups + g);
-    total = fmaf(magnitude, magnitude, total);
-  }
-  float least = kRefinedAbove / float(num_groups) * total * (1.0f / (127.0f * 127.0f));
+  for (int64_t g = 0; g < num_groups; ++g) total = fmaf(groups[g].scale, groups[g].scale, total);
+  float least = kRefinedAbove / float(num_groups) * total;
   for (int64_t g = 0; g < num_groups; ++g) {
     Int8Group* rest = groups + num_groups + g;
     if (groups[g].scale * groups[g].scale > least) {
-      refine_group(PaddedGroup(values, dst.columns, g).values, groups + g, rest);
+      refine_group(values + g * kGroup, dst.columns - g * kGroup, groups + g, rest);
     } else {
       rest->scale = 0.0f;  // multiplied when another row of a tile is refined
     }
