@@ -6,6 +6,8 @@
 #include <string>
 
 #include "error.h"
+#include "moe.h"
+#include "views.h"
 
 using octavo::Error;
 using octavo::guarded;
@@ -21,11 +23,6 @@ Batch batch_of(const oct_step& step, int group) {
   const int32_t* block_tables = step.block_tables + int64_t(group) * step.num_table_rows * step.max_blocks;
   return {step.num_tokens, step.num_requests, step.positions, step.query_starts,
           block_tables,    step.table_rows,   step.max_blocks};
-}
-
-// The part of a matrix that starts at a column.
-Matrix columns_from(Matrix matrix, int32_t first, int64_t num_columns) {
-  return {matrix.data + first, matrix.stride, int32_t(num_columns)};
 }
 
 }  // namespace
@@ -66,6 +63,16 @@ int64_t oct_program::attention_shared_bytes() const {
   return bytes;
 }
 
+int64_t oct_program::moe_scratch_bytes() const {
+  int64_t bytes = 0;
+  for (const oct_instruction& instruction : instructions_) {
+    if (instruction.op != OCT_OP_MOE) continue;
+    int max_rows = std::max(limits_.max_tokens, limits_.max_logit_rows);
+    bytes = std::max(bytes, octavo::moe_scratch_bytes(instruction.moe, context_.kernels, max_rows));
+  }
+  return bytes;
+}
+
 void oct_program::lay_out_arena() {
   int64_t used = 0;
   auto reserve = [&used](int64_t bytes) {
@@ -85,11 +92,13 @@ void oct_program::lay_out_arena() {
   attention_scratch_stride_ = octavo::aligned(attention_scratch_bytes());
   int64_t attention_scratch = reserve(num_threads * attention_scratch_stride_);
   int64_t attention_shared = reserve(attention_shared_bytes());
+  int64_t moe_scratch = reserve(moe_scratch_bytes());
 
   arena_ = octavo::Arena(size_t(std::max(used, octavo::alignment)));
   for (int64_t offset : offsets) buffer_data_.push_back(arena_.data() + offset);
   attention_scratch_ = arena_.data() + attention_scratch;
   attention_shared_ = arena_.data() + attention_shared;
+  moe_scratch_ = arena_.data() + moe_scratch;
 }
 
 float* oct_program::matrix_data(int buffer) const {
@@ -154,6 +163,7 @@ void oct_program::execute(const oct_instruction& instruction, const oct_step& st
     case OCT_OP_ATTENTION: return execute(instruction.attention, step, share);
     case OCT_OP_SELECT_ROWS: return execute(instruction.select_rows, step, share);
     case OCT_OP_SAMPLE: return execute(instruction.sample, step, share);
+    case OCT_OP_MOE: return execute(instruction.moe, step, share);
   }
 }
 
@@ -214,6 +224,11 @@ void oct_program::execute(const oct_select_rows& op, const oct_step& step, Threa
   for (int row = share.thread; row < step.num_logit_rows; row += share.num_threads) {
     memcpy(dst.data + row * dst.stride, src.data + step.logit_rows[row] * src.stride, size_t(src.columns) * sizeof(float));
   }
+}
+
+void oct_program::execute(const oct_moe& op, const oct_step& step, ThreadShare share) {
+  int rows = num_rows(op.src, step);
+  if (rows > 0) octavo::run_moe(op, matrix(op.src), matrix(op.dst), rows, moe_scratch_, context_, share);
 }
 
 void oct_program::execute(const oct_sample& op, const oct_step& step, ThreadShare share) {

@@ -24,6 +24,7 @@ struct oct_program {
   void lay_out_arena();
   int64_t attention_scratch_bytes() const;
   int64_t attention_shared_bytes() const;
+  int64_t moe_scratch_bytes() const;
 
   void walk(const oct_step& step, ThreadShare share);
   void execute(const oct_instruction& instruction, const oct_step& step, ThreadShare share);
@@ -36,6 +37,7 @@ struct oct_program {
   void execute(const oct_rope_kv& op, const oct_step& step, ThreadShare share);
   void execute(const oct_attention& op, const oct_step& step, ThreadShare share);
   void execute(const oct_select_rows& op, const oct_step& step, ThreadShare share);
+  void execute(const oct_moe& op, const oct_step& step, ThreadShare share);
   void execute(const oct_sample& op, const oct_step& step, ThreadShare share);
 
   octavo::Matrix matrix(int buffer) const;
@@ -56,4 +58,5 @@ struct oct_program {
   int64_t attention_scratch_stride_ = 0;
   uint8_t* attention_scratch_ = nullptr;  // [threads, attention_scratch_stride_]
   uint8_t* attention_shared_ = nullptr;
+  uint8_t* moe_scratch_ = nullptr;
 };

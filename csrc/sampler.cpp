@@ -1,4 +1,5 @@
 #include "sampler.h"
+#include "views.h"
 
 #include <string.h>
 
@@ -12,12 +13,6 @@ constexpr int scratch_arrays = sizeof(SampleScratch) / sizeof(void*);
 constexpr int64_t alignment = 128;  // no two threads' arrays on one pair of cache lines
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
-
-// The part of an operand that starts at a row.
-Operand rows_from(Operand operand, int64_t first) {
-  operand.data += first * operand.row_bytes;
-  return operand;
-}
 
 bool asks_for_largest_only(const oct_sample& op, const oct_step& step, const oct_sampling& row) {
   bool unpenalized = row.repetition_penalty == 1 && row.frequency_penalty == 0 && row.presence_penalty == 0;

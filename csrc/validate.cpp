@@ -48,6 +48,7 @@ class InstructionCheck {
       case OCT_OP_ATTENTION: return check(instruction_.attention);
       case OCT_OP_SELECT_ROWS: return check(instruction_.select_rows);
       case OCT_OP_SAMPLE: return check(instruction_.sample);
+      case OCT_OP_MOE: return check(instruction_.moe);
     }
     fail("unknown operation " + std::to_string(instruction_.op));
   }
@@ -172,8 +173,7 @@ class InstructionCheck {
     const oct_weight& up = weight("up", op.up);
     require(gate.num_rows == up.num_rows, "gate has " + std::to_string(gate.num_rows) + " rows and up " +
                                               std::to_string(up.num_rows));
-    require(op.activation == OCT_SILU || op.activation == OCT_GELU_TANH,
-            "unknown activation " + std::to_string(op.activation));
+    check_activation(op.activation);
     const oct_buffer& src = operand_of("src", op.src, gate);
     int src_up = op.src_up == -1 ? op.src : op.src_up;
     operand_of("src_up", src_up, up);
@@ -230,6 +230,48 @@ class InstructionCheck {
     matrix("dst", op.dst);
     columns("dst", op.dst, src.columns);
     rows("dst", op.dst, OCT_ROWS_LOGITS);
+  }
+
+  void check(const oct_moe& op) const {
+    const oct_buffer& src = matrix("src", op.src);
+    matrix("dst", op.dst);
+    columns("dst", op.dst, src.columns);
+    rows("dst", op.dst, src.row_space);
+    require(op.src != op.dst, "src and dst are the same buffer");
+    require(op.num_experts >= 1 && op.num_experts <= OCT_MAX_EXPERTS,
+            "num_experts is " + std::to_string(op.num_experts) + "; it must be from 1 to " +
+                std::to_string(OCT_MAX_EXPERTS));
+    require(op.num_active >= 1 && op.num_active <= op.num_experts,
+            "num_active is " + std::to_string(op.num_active) + " of " + std::to_string(op.num_experts) + " experts");
+    check_activation(op.activation);
+    vector("router", op.router);
+    require(op.gates && op.ups && op.downs, "weights are missing");
+    const oct_weight& gate = weight("gates", op.gates[0]);
+    const oct_weight& up = weight("ups", op.ups[0]);
+    const oct_weight& down = weight("downs", op.downs[0]);
+    bool inputs_fit = gate.num_columns == src.columns && up.num_columns == src.columns;
+    bool widths_fit = up.num_rows == gate.num_rows && down.num_columns == gate.num_rows;
+    require(inputs_fit && widths_fit && down.num_rows == src.columns,
+            "gates of " + shape_of(gate) + ", ups of " + shape_of(up) + " and downs of " + shape_of(down) +
+                " do not fit " + std::to_string(src.columns) + " columns");
+    for (int e = 0; e < op.num_experts; ++e) {
+      same("gates", op.gates[e], gate);
+      same("ups", op.ups[e], up);
+      same("downs", op.downs[e], down);
+    }
+  }
+
+  static std::string shape_of(const oct_weight& weight) {
+    return std::to_string(weight.num_rows) + " x " + std::to_string(weight.num_columns);
+  }
+  void same(const char* role, const oct_weight* found, const oct_weight& first) const {
+    const oct_weight& expert = weight(role, found);
+    bool same_shape = expert.num_rows == first.num_rows && expert.num_columns == first.num_columns;
+    require(same_shape && expert.layout == first.layout,
+            std::string(role) + " are not all of one shape and layout");
+  }
+  void check_activation(int activation) const {
+    require(activation == OCT_SILU || activation == OCT_GELU_TANH, "unknown activation " + std::to_string(activation));
   }
 
   void check(const oct_sample& op) const {
@@ -441,6 +483,7 @@ const char* op_name(int op) {
     case OCT_OP_ATTENTION: return "attention";
     case OCT_OP_SELECT_ROWS: return "select_rows";
     case OCT_OP_SAMPLE: return "sample";
+    case OCT_OP_MOE: return "moe";
   }
   return "unknown";
 }

@@ -101,6 +101,7 @@ enum oct_op {
   OCT_OP_ATTENTION = 7,
   OCT_OP_SELECT_ROWS = 8,
   OCT_OP_SAMPLE = 9,
+  OCT_OP_MOE = 10,
 };
 enum oct_activation { OCT_SILU = 0, OCT_GELU_TANH = 1 };
 
@@ -196,6 +197,25 @@ typedef struct {
   float softcap;  // of the logits; 0: off
 } oct_sample;
 
+enum { OCT_MAX_EXPERTS = 1024 };
+
+// p = softmax(src @ router.T); dst (+)= sum over the num_active likeliest experts e of
+// p[e] * ((activation(src @ gates[e].T) * (src @ ups[e].T)) @ downs[e].T), those p made to sum to 1 if asked. All gates are
+// of one shape and layout, and so are all ups and all downs. src is the output of a norm.
+typedef struct {
+  int32_t src;          // fp32
+  int32_t dst;          // fp32
+  int32_t accumulate;   // 1: add to dst
+  int32_t num_experts;  // at most OCT_MAX_EXPERTS
+  int32_t num_active;
+  int32_t renormalise;
+  int32_t activation;  // oct_activation
+  const float* router;             // [num_experts, columns of src]
+  const oct_weight* const* gates;  // [num_experts]
+  const oct_weight* const* ups;
+  const oct_weight* const* downs;
+} oct_moe;
+
 typedef struct {
   int32_t op;       // oct_op
   int32_t barrier;  // 1: all threads wait for each other after it; 0: the next instruction does not depend on it
@@ -210,6 +230,7 @@ typedef struct {
     oct_attention attention;
     oct_select_rows select_rows;
     oct_sample sample;
+    oct_moe moe;
   };
 } oct_instruction;
 

@@ -194,6 +194,27 @@ struct SampleScratch {
   int32_t* counts;  // zero before and after
 };
 
+struct RouteArgs {
+  Matrix src;
+  int num_rows;
+  const float* router;  // [num_experts, columns]
+  int num_experts;
+  int num_active;
+  bool renormalise;
+  int32_t* experts;  // out [num_rows, num_active], likeliest first
+  float* shares;     // out [num_rows, num_active]
+};
+
+struct CombineArgs {  // dst[row] (+)= sum over i of shares[row, i] * src[slots[row, i]]
+  Matrix src;
+  int num_rows;
+  int num_active;
+  const int32_t* slots;
+  const float* shares;
+  bool accumulate;
+  Matrix dst;
+};
+
 struct Kernels {
   const char* name;
 
@@ -216,6 +237,8 @@ struct Kernels {
   void (*linear)(const LinearArgs&, ThreadShare);
   void (*head)(const HeadArgs&, ThreadShare);
   void (*gated_linear)(const GatedLinearArgs&, ThreadShare);
+  void (*route)(const RouteArgs&, ThreadShare);
+  void (*combine)(const CombineArgs&, ThreadShare);
   void (*rope_kv)(const RopeKvArgs&, ThreadShare);
   int64_t (*attention_scratch_bytes)(int num_heads, int num_kv_heads, int head_size);  // per thread
   int64_t (*attention_shared_bytes)(int num_heads, int num_kv_heads, int head_size, int max_blocks, int num_threads);

@@ -6,6 +6,7 @@
 #include "head.h"
 #include "kernels.h"
 #include "linear.h"
+#include "moe.h"
 #include "norm.h"
 #include "operand.h"
 #include "pack.h"
@@ -31,6 +32,8 @@ constexpr Kernels kernel_table(const char* name) {
   table.linear = linear;
   table.head = head;
   table.gated_linear = gated_linear;
+  table.route = route;
+  table.combine = combine;
   table.rope_kv = rope_kv;
   table.attention_scratch_bytes = attention_scratch_bytes;
   table.attention_shared_bytes = attention_shared_bytes;

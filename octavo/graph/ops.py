@@ -18,7 +18,10 @@ Shard = Literal["column", "row", "expert"]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A named parameter. Matrices are [outputs, inputs]. `shard` says how tensor parallelism may split it."""
+    """A named parameter. `shard` says how tensor parallelism may split it.
+
+    Matrices are [outputs, inputs], those of experts [experts, outputs, inputs].
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -110,6 +113,25 @@ class Gate(Tensor):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Moe(Tensor):
+    """A mixture of experts of width F: p = softmax(x @ router_ED.T) chooses the `num_active` largest for each row.
+
+    The sum over these e of p[e] * ((activation(x @ gate_EFD[e].T) * (x @ up_EFD[e].T)) @ down_EDF[e].T). With
+    `renormalise` those p are divided by their sum, which is the softmax over the chosen alone. Of equal p the expert of
+    the lower number comes first. Sources: arXiv 1701.06538, 2401.04088.
+    """
+
+    x: Tensor
+    router: Weight
+    gate: Weight
+    up: Weight
+    down: Weight
+    num_active: int
+    renormalise: bool
+    activation: GatedActivation = "silu"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rope(Tensor):
     """Rotary embedding of each head of x at the tokens' positions."""
 
@@ -163,6 +185,17 @@ class Ops(Protocol):
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
     def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
+    def moe(
+        self,
+        x: Tensor,
+        router: Weight,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        *,
+        num_active: int,
+        renormalise: bool,
+    ) -> Tensor: ...
     def rope(self, x: Tensor, rotary: Rotary, *, num_heads: int) -> Tensor: ...
     def attention(
         self,

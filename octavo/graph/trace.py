@@ -22,6 +22,7 @@ from octavo.graph.ops import (
     Linear,
     Logits,
     Model,
+    Moe,
     RmsNorm,
     Rope,
     Rotary,
@@ -113,6 +114,29 @@ class Tracer:
 
     def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return self._gate(gate, up, "gelu_tanh")
+
+    def moe(
+        self,
+        x: Tensor,
+        router: Weight,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        *,
+        num_active: int,
+        renormalise: bool,
+    ) -> Tensor:
+        num_experts, inputs = self._matrix(router, "moe")
+        _require(inputs == x.columns, f"moe: {router.name} takes {inputs} columns, its input has {x.columns}")
+        _require(1 <= num_active <= num_experts, f"moe: {num_active} of {num_experts} experts")
+        width = gate.shape[1] if len(gate.shape) == 3 else 0
+        for weight, shape in ((gate, (width, inputs)), (up, (width, inputs)), (down, (inputs, width))):
+            self._use(weight, "moe")
+            _require(
+                weight.shape == (num_experts, *shape),
+                f"moe: {weight.name} has shape {weight.shape}, not {(num_experts, *shape)}",
+            )
+        return self._record(Moe(x.columns, x, router, gate, up, down, num_active, renormalise), x)
 
     def rope(self, x: Tensor, rotary: Rotary, *, num_heads: int) -> Tensor:
         pairs = len(rotary.inverse_frequencies)

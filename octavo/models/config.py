@@ -17,6 +17,15 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Moe:
+    """Experts in place of each feed-forward block: how many, how many of them a token uses, how wide they are."""
+
+    num_experts: int
+    num_active: int
+    feed_forward_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes and constants of one model. A None means that the file says nothing and the family decides."""
 
@@ -38,3 +47,4 @@ class ModelConfig:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    moe: Moe | None = None

@@ -21,6 +21,10 @@ class Declaration:
     def vector(self, name: str, size: int, shard: Shard | None = None) -> Weight:
         return self._declare(Weight(name, (size,), shard))
 
+    def experts(self, name: str, num_experts: int, outputs: int, inputs: int) -> Weight:
+        """One matrix for each expert."""
+        return self._declare(Weight(name, (num_experts, outputs, inputs), "expert"))
+
     def _declare(self, weight: Weight) -> Weight:
         self._weights.append(weight)
         return weight

@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3, Mistral, SmolLM2 and everything else of that shape.
+"""The Llama family: Llama 2 and 3, Mistral, Mixtral, SmolLM2 and everything else of that shape.
 
 Source: arXiv 2302.13971; grouped-query attention of Llama 2 (2307.09288), rotary divisors of Llama 3 (2407.21783).
 Legend: T tokens, L rows that need logits, D hidden size, V vocabulary size.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from octavo.graph.ops import KvLayer, Ops, Rotary, Tensor, Weight
+from octavo.models import moe
 from octavo.models.config import ModelConfig
 from octavo.models.declaration import Declaration
 from octavo.models.rotary import rotary
@@ -27,6 +28,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "layers.{i}.feed_forward.gate": "blk.{i}.ffn_gate.weight",
     "layers.{i}.feed_forward.up": "blk.{i}.ffn_up.weight",
     "layers.{i}.feed_forward.down": "blk.{i}.ffn_down.weight",
+    **moe.GGUF_NAMES,
     "norm": "output_norm.weight",
     "output": "output.weight",
 }
@@ -45,7 +47,7 @@ class Llama:
         self._embedding = declare.matrix("embedding", config.vocab_size, config.hidden_size)
         rope = rotary(config.head_size, config.rope_base or DEFAULT_ROPE_BASE, config.rope_scaling)
         self._attention = [_Attention(declare, i, config, rope) for i in range(config.num_layers)]
-        self._feed_forward = [SwigluFeedForward(declare, i, config) for i in range(config.num_layers)]
+        self._feed_forward = [_feed_forward(declare, i, config) for i in range(config.num_layers)]
         self._norm = declare.vector("norm", config.hidden_size)
         self._output = self._embedding
         if not config.tied_embeddings:
@@ -65,6 +67,12 @@ class Llama:
         """x_TD -> logits_LV."""
         x = ops.rms_norm(ops.select_rows(x), self._norm, epsilon=self._epsilon)
         return ops.logits(x, self._output)
+
+
+def _feed_forward(declare: Declaration, index: int, config: ModelConfig) -> SwigluFeedForward | moe.MoeFeedForward:
+    if config.moe is None:
+        return SwigluFeedForward(declare, index, config)
+    return moe.MoeFeedForward(declare, index, config, config.moe)
 
 
 class _Attention:

@@ -12,22 +12,27 @@ from typing import NoReturn
 import numpy as np
 
 from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.models.config import ModelConfig, RopeScaling
+from octavo.models.config import ModelConfig, Moe, RopeScaling
 from octavo.weights.gguf import GGUFFile, GGUFTensor, GGUFType, MetadataValue
 
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 ROPE_DIVISORS = "rope_freqs.weight"
 MAX_HEAD_SIZE = 4096
+MAX_EXPERTS = 1024
 
 # Keys below the architecture's name and the one value under which they change nothing.
 _NEUTRAL_VALUES: Mapping[str, MetadataValue] = {
-    "expert_count": 0,
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
     "attention.output_scale": 1.0,
     "embedding_scale": 1.0,
+    "expert_gating_func": 1,  # softmax
+    "expert_shared_count": 0,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.0,
+    "leading_dense_block_count": 0,
     "logit_scale": 1.0,
     "residual_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
@@ -66,6 +71,7 @@ def read_config(file: GGUFFile, architecture: str) -> ModelConfig:
         attention_scale=keys.optional_positive("attention.scale"),
         attention_softcap=keys.optional_positive("attn_logit_softcapping"),
         logits_softcap=keys.optional_positive("final_logit_softcapping"),
+        moe=_moe(keys),
     )
 
 
@@ -160,6 +166,19 @@ def _head_size(keys: MetadataKeys, num_heads: int) -> int:
                 f"{keys.file.path}: {keys.full(name)} = {keys.value(name)} with heads of {head_size} is not supported"
             )
     return head_size
+
+
+def _moe(keys: MetadataKeys) -> Moe | None:
+    num_experts = keys.optional_count("expert_count")
+    if num_experts is None:
+        return None
+    if num_experts > MAX_EXPERTS:
+        keys.fail("expert_count", f"is {num_experts}; at most {MAX_EXPERTS} are supported")
+    num_active = keys.count("expert_used_count")
+    if num_active > num_experts:
+        keys.fail("expert_used_count", f"is {num_active}, but there are {num_experts} experts")
+    width = keys.count("expert_feed_forward_length", keys.count("feed_forward_length"))
+    return Moe(num_experts, num_active, width)
 
 
 def _vocab_size(file: GGUFFile) -> int:

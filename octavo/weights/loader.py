@@ -88,6 +88,8 @@ def _architecture(file: GGUFFile) -> str:
 
 
 def _build(file: GGUFFile, family: Family, config: ModelConfig) -> Model:
+    if config.moe is not None and not family.has_experts:
+        raise UnsupportedModelError(f"{file.path}: experts (expert_count) are not supported in this architecture")
     try:
         return family.build(config)
     except UnsupportedModelError as error:

@@ -49,6 +49,24 @@ class Eager:
     def gelu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
+    def moe(
+        self,
+        x: Tensor,
+        router: Weight,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        *,
+        num_active: int,
+        renormalise: bool,
+    ) -> Tensor:
+        shares, chosen = torch.softmax(x @ self._weight(router).T, -1).topk(num_active)
+        if renormalise:
+            shares = shares / shares.sum(-1, keepdim=True)
+        inner = torch.nn.functional.silu(torch.einsum("td,tkfd->tkf", x, self._weight(gate)[chosen]))
+        inner = inner * torch.einsum("td,tkfd->tkf", x, self._weight(up)[chosen])
+        return torch.einsum("tk,tkf,tkdf->td", shares, inner, self._weight(down)[chosen])
+
     def rope(self, x: Tensor, rotary: Rotary, *, num_heads: int) -> Tensor:
         angles = torch.outer(self.positions, torch.tensor(rotary.inverse_frequencies, dtype=torch.float64))
         cos, sin = (rotary.magnitude * f(angles).float()[:, None, :] for f in (torch.cos, torch.sin))

@@ -18,6 +18,7 @@ from octavo.weights.gguf import GGUFType
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
@@ -29,8 +30,8 @@ def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 2:
-                parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+            if parameter.ndim >= 2:
+                parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
             else:
                 parameter.copy_(
                     noise * 0.3 + (1.0 if "norm" in name and "gemma" not in model.config.model_type else 0.0)
@@ -48,7 +49,12 @@ def write_gguf(model: PreTrainedModel, path: Path) -> None:
     for name, parameter in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
+        if name.endswith(".mlp.experts.gate_up_proj"):
+            _add_gate_and_up_experts(writer, int(name.split(".")[2]), parameter.float().numpy())
+            continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith(".mlp.experts.down_proj"):
+            stored = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
         assert stored is not None, name
         writer.add_tensor(stored, _converted(name, parameter.float().numpy(), config))
     _add_rope_factors(writer, model)
@@ -69,7 +75,11 @@ def decoded(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, config) -> None:
-    head_size = config.head_dim if config.model_type != "qwen2" else config.hidden_size // config.num_attention_heads
+    head_size = (
+        config.head_dim
+        if config.model_type in ("llama", "gemma3_text")
+        else config.hidden_size // config.num_attention_heads
+    )
     rope = config.rope_parameters
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -85,10 +95,20 @@ def _add_metadata(writer: gguf.GGUFWriter, config) -> None:
         rope = rope["full_attention"]
         if config.final_logit_softcapping:
             writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "mixtral":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _add_gate_and_up_experts(writer: gguf.GGUFWriter, layer: int, values: np.ndarray) -> None:
+    """transformers keeps gate and up of an expert in one matrix, one above the other."""
+    gate, up = np.split(values, 2, axis=1)
+    writer.add_tensor(f"blk.{layer}.ffn_gate_exps.weight", np.ascontiguousarray(gate))
+    writer.add_tensor(f"blk.{layer}.ffn_up_exps.weight", np.ascontiguousarray(up))
 
 
 def _add_rope_factors(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
@@ -102,9 +122,9 @@ def _add_rope_factors(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 
 def _converted(name: str, values: np.ndarray, config) -> np.ndarray:
-    if config.model_type == "llama" and name.endswith("q_proj.weight"):
+    if config.model_type in ("llama", "mixtral") and name.endswith("q_proj.weight"):
         return _interleaved(values, config.num_attention_heads)
-    if config.model_type == "llama" and name.endswith("k_proj.weight"):
+    if config.model_type in ("llama", "mixtral") and name.endswith("k_proj.weight"):
         return _interleaved(values, config.num_key_value_heads)
     if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
         return values + 1

@@ -15,6 +15,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -52,6 +54,11 @@ def llama(**changes: object) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**{**SIZES, "rope_parameters": PLAIN_ROPE, **changes}))
 
 
+def mixtral(**changes: object) -> PreTrainedModel:
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2, "rope_parameters": PLAIN_ROPE}
+    return MixtralForCausalLM(MixtralConfig(**{**SIZES, **experts, **changes}))
+
+
 def qwen2(**changes: object) -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "rope_parameters": PLAIN_ROPE, **changes}))
 
@@ -68,6 +75,8 @@ MODELS = {
     "llama-wide-heads": lambda: llama(head_dim=14),
     "llama3-rope": lambda: llama(rope_parameters=LLAMA3_ROPE),
     "llama-linear-rope": lambda: llama(rope_parameters=LINEAR_ROPE),
+    "mixtral": mixtral,
+    "mixtral-tied": lambda: mixtral(tie_word_embeddings=True, num_local_experts=3, num_experts_per_tok=3),
     "qwen2": lambda: qwen2(tie_word_embeddings=False),
     "qwen2-tied": lambda: qwen2(tie_word_embeddings=True),
     "gemma3": gemma3,

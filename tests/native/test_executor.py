@@ -15,6 +15,7 @@ from octavo.backends.native.executor import NativeExecutor
 from octavo.backends.native.library import FloatArray
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
+from octavo.models.llama import Llama
 from octavo.sampling_params import SamplingParams
 from octavo.step import (
     BlockAddress,
@@ -28,7 +29,7 @@ from octavo.step import (
     TokenLogprobs,
 )
 from octavo.weights.gguf import GGUFType
-from tests.native.tiny import FAMILIES, GEMMA, LLAMA, TinyModel
+from tests.native.tiny import FAMILIES, GEMMA, LLAMA, SPARSE_MIXTRAL, TinyModel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 MIXED = (GGUFType.Q4_0, GGUFType.Q8_0, GGUFType.F16, GGUFType.Q5_1, GGUFType.Q4_1)  # rows of 64 and 96 columns
@@ -210,6 +211,16 @@ def test_the_chunk_size_changes_no_token(executor: NativeExecutor, rng: np.rando
     expected = alone(executor, rng, prompt)
     request = Running(3, list(prompt))
     assert Driver(executor, rng).finish(request, 10, chunk) == expected
+
+
+def test_a_mixture_of_experts_gives_the_same_tokens_in_any_chunking(isa: str, rng: np.random.Generator) -> None:
+    """Which rows share an expert's product differs with every chunk."""
+    executor = executor_of(TinyModel(rng, Llama(SPARSE_MIXTRAL), MIXED), isa, threads=2)
+    prompt = prompt_of(rng, 40)
+    expected = alone(executor, rng, prompt)
+    for chunk in (1, 7, 40):
+        assert Driver(executor, rng).finish(Running(3, list(prompt)), 10, chunk) == expected
+    executor.close()
 
 
 def test_blocks_behind_a_window_may_be_used_again(isa: str, rng: np.random.Generator) -> None:

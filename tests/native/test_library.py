@@ -38,6 +38,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "oct_attention": abi.Attention,
     "oct_select_rows": abi.SelectRows,
     "oct_sample": abi.Sample,
+    "oct_moe": abi.Moe,
     "oct_instruction": abi.Instruction,
     "oct_sampling": abi.Sampling,
     "oct_step": abi.Step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import torch
 
 from octavo.backends.native.library import FloatArray
 from octavo.graph.ops import Model, Ops, Tensor, Weight
-from octavo.models.config import ModelConfig
+from octavo.models.config import ModelConfig, Moe
 from octavo.models.gemma3 import Gemma3
 from octavo.models.llama import Llama
 from octavo.models.qwen2 import Qwen2
@@ -77,8 +78,12 @@ class _SinkOps:
         return self._ops.attention(*args, **kwargs, sinks=self._sinks)
 
 
+# All experts of a token are active: with fewer, rounding may choose another, and logits are far off.
+MIXTRAL = replace(LLAMA, moe=Moe(num_experts=3, num_active=3, feed_forward_size=96))
+SPARSE_MIXTRAL = replace(LLAMA, moe=Moe(num_experts=5, num_active=2, feed_forward_size=96))
 FAMILIES: dict[str, Callable[[], Model]] = {
     "llama": lambda: Llama(LLAMA),
+    "mixtral": lambda: Llama(MIXTRAL),
     "qwen2": lambda: Qwen2(LLAMA),
     "gemma3": lambda: Gemma3(GEMMA),
     "sinks": lambda: LlamaWithSinks(LLAMA),
@@ -92,7 +97,7 @@ class TinyModel:
         self, rng: np.random.Generator, model: Model, encodings: Sequence[GGUFType] = (GGUFType.Q4_1,)
     ) -> None:
         self.model = model
-        matrices = [weight for weight in model.weights if len(weight.shape) == 2]
+        matrices = [weight for weight in model.weights if len(weight.shape) > 1]
         self.tensors: dict[str, RandomTensor] = {}
         for weight in model.weights:
             encoding = encodings[matrices.index(weight) % len(encodings)] if weight in matrices else GGUFType.F32
@@ -118,8 +123,8 @@ class TinyModel:
 
 def _tensor(rng: np.random.Generator, weight: Weight, encoding: GGUFType) -> RandomTensor:
     """Matrices that keep the size of what they multiply; norms around one, biases as small as they come."""
-    if len(weight.shape) == 2:
-        return random_tensor(rng, encoding, weight.shape, scale=weight.shape[1] ** -0.5)
+    if len(weight.shape) > 1:
+        return random_tensor(rng, encoding, weight.shape, scale=weight.shape[-1] ** -0.5)
     tensor = random_tensor(rng, GGUFType.F32, weight.shape, scale=0.2)
     if "norm" not in weight.name:
         return tensor

@@ -144,7 +144,7 @@ def test_an_unsupported_tensor_type_is_named(kind: GGUFType, tmp_path: Path) -> 
 UNSUPPORTED = {
     "general.architecture": ("mamba", "architecture 'mamba' is not supported; supported are llama, qwen2, gemma3"),
     "llama.rope.scaling.type": ("yarn", "llama.rope.scaling.type = 'yarn' is not supported"),
-    "llama.expert_count": (8, "llama.expert_count = 8 is not supported"),
+    "llama.expert_gating_func": (2, "llama.expert_gating_func = 2 is not supported"),
     "llama.attention.clamp_kqv": (3.0, "llama.attention.clamp_kqv = 3.0 is not supported"),
     "llama.attention.causal": (False, "llama.attention.causal = False is not supported"),
     "llama.rope.dimension_count": (4, "llama.rope.dimension_count = 4 with heads of 8 is not supported"),
@@ -165,6 +165,7 @@ def test_what_octavo_does_not_have_is_named(key: str, tmp_path: Path) -> None:
 MALFORMED: dict[str, tuple[object, str]] = {
     "general.architecture": (7, "'general.architecture' is 7, not a name"),
     "llama.block_count": (2**32 - 1, "says 4294967295 layers, but the file has only 20 tensors"),
+    "llama.expert_count": (2000, "'llama.expert_count' is 2000; at most 1024 are supported"),
     "llama.context_length": ("long", "'llama.context_length' is 'long', not a whole number"),
     "llama.embedding_length": (33, "tensor|divide"),
     "llama.attention.head_count": (5, "'llama.attention.head_count' is 5, which does not divide"),

@@ -107,6 +107,22 @@ class Sample(Structure):
     _fields_ = [("src", c_int32), ("weight", c_pointer), ("softcap", c_float)]
 
 
+class Moe(Structure):
+    _fields_ = [
+        ("src", c_int32),
+        ("dst", c_int32),
+        ("accumulate", c_int32),
+        ("num_experts", c_int32),
+        ("num_active", c_int32),
+        ("renormalise", c_int32),
+        ("activation", c_int32),
+        ("router", c_pointer),  # float
+        ("gates", c_pointer),  # pointers to weights
+        ("ups", c_pointer),
+        ("downs", c_pointer),
+    ]
+
+
 class Operation(Union):
     _fields_ = [
         ("embed", Embed),
@@ -119,6 +135,7 @@ class Operation(Union):
         ("attention", Attention),
         ("select_rows", SelectRows),
         ("sample", Sample),
+        ("moe", Moe),
     ]
 
 

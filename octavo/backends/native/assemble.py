@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from functools import singledispatchmethod
 
@@ -70,6 +71,12 @@ class _Assembler:
         self.kept.append(weight)
         return weight.handle
 
+    def _experts(self, name: str, num_experts: int) -> int:
+        handles = [self._weight(instructions.expert_weight(name, expert)) for expert in range(num_experts)]
+        array = (ctypes.c_void_p * num_experts)(*handles)
+        self.kept.append(array)
+        return ctypes.addressof(array)
+
     def _vector(self, name: str | None) -> int | None:
         return None if name is None else self._array(self._vectors[name])
 
@@ -111,6 +118,23 @@ class _Assembler:
     def _(self, op: instructions.GatedLinear) -> tuple[str, object]:
         gate, up = self._weight(op.gate), self._weight(op.up)
         return "gated_linear", abi.GatedLinear(op.src, _number(op.src_up), op.dst, ACTIVATIONS[op.activation], gate, up)
+
+    @_operation.register
+    def _(self, op: instructions.Moe) -> tuple[str, object]:
+        gates, ups, downs = (self._experts(name, op.num_experts) for name in (op.gate, op.up, op.down))
+        return "moe", abi.Moe(
+            op.src,
+            op.dst,
+            int(op.accumulate),
+            op.num_experts,
+            op.num_active,
+            int(op.renormalise),
+            ACTIVATIONS[op.activation],
+            self._vector(op.router),
+            gates,
+            ups,
+            downs,
+        )
 
     @_operation.register
     def _(self, op: instructions.RopeKv) -> tuple[str, object]:

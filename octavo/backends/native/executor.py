@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Literal
 
 import numpy as np
 
 from octavo.backends.native.assemble import assemble
-from octavo.backends.native.instructions import ProgramText
+from octavo.backends.native.instructions import ProgramText, expert_weight
 from octavo.backends.native.kv_layout import KvLayout
 from octavo.backends.native.library import (
     Context,
@@ -25,8 +26,9 @@ from octavo.backends.native.step_arrays import StepArrays
 from octavo.backends.native.step_results import step_output
 from octavo.config import BLOCK_TOKENS, Quantization
 from octavo.errors import EngineError, InvalidValueError
-from octavo.graph.trace import trace
-from octavo.quant.gguf import layout_of
+from octavo.graph.ops import Moe
+from octavo.graph.trace import Graph, trace
+from octavo.quant.gguf import Layout, layout_of
 from octavo.step import KvGroup, StepOutput, StepPlan
 from octavo.weights.checkpoint import Checkpoint, StoredTensor
 
@@ -57,21 +59,21 @@ class NativeExecutor:
         model = checkpoint.model
         self.vocab_size = model.vocab_size
         self._kv_layout = KvLayout(model.kv_layers)
-        matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+        graph = trace(model)
+        kept_as_vectors = _routers(graph)
         layouts = {
-            name: layout_of(tensor.encoding, activation_dtype, quantization) for name, tensor in matrices.items()
+            name: layout_of(tensor.encoding, activation_dtype, quantization)
+            for name, tensor in checkpoint.tensors.items()
+            if len(tensor.shape) > 1 and name not in kept_as_vectors
         }
-        self._text = lower(trace(model), layouts)
+        self._text = lower(graph, layouts)
         self._context = Context(isa, threads)
         report = _ProgressReport(checkpoint.tensors, progress)
         self._vectors: dict[str, FloatArray] = {}
         self._weights: dict[str, PackedWeight] = {}
         for name, tensor in checkpoint.tensors.items():
-            if name in matrices:
-                rows, columns = tensor.shape
-                self._weights[name] = PackedWeight(
-                    self._context, layouts[name], tensor.encoding, (rows, columns), tensor.data, tensor.row_order
-                )
+            if name in layouts:
+                self._weights |= _packed(self._context, layouts[name], tensor)
             else:
                 self._vectors[name] = _vector(tensor)
             report.packed(tensor)
@@ -207,9 +209,28 @@ class _ProgressReport:
             self._progress(self._done, self._total)
 
 
+def _routers(graph: Graph) -> set[str]:
+    """Names of the matrices that choose experts: small, and rounding them would choose others."""
+    return {node.router.name for node in graph.nodes if isinstance(node, Moe)}
+
+
+def _packed(context: Context, layout: Layout, tensor: StoredTensor) -> dict[str, PackedWeight]:
+    """A matrix under its name, or those of all experts under theirs."""
+    if len(tensor.shape) == 2:
+        rows, columns = tensor.shape
+        weight = PackedWeight(context, layout, tensor.encoding, (rows, columns), tensor.data, tensor.row_order)
+        return {tensor.name: weight}
+    num_experts, rows, columns = tensor.shape
+    parts = tensor.data.reshape(num_experts, -1)
+    return {
+        expert_weight(tensor.name, expert): PackedWeight(context, layout, tensor.encoding, (rows, columns), part)
+        for expert, part in enumerate(parts)
+    }
+
+
 def _vector(tensor: StoredTensor) -> FloatArray:
-    """A norm's weights or a bias as fp32, in the order the model wants."""
-    values = dequantize(tensor.encoding, tensor.data, tensor.shape[0])
+    """A norm's weights, a bias or a router as fp32, flat, in the order the model wants."""
+    values = dequantize(tensor.encoding, tensor.data, prod(tensor.shape))
     return values if tensor.row_order is None else np.ascontiguousarray(values[tensor.row_order])
 
 

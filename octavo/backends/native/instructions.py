@@ -147,6 +147,30 @@ class GatedLinear(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class Moe(Operation):
+    """`gate`, `up` and `down` name the matrices of all experts: see `expert_weight`."""
+
+    READS: ClassVar = ("src",)
+    WRITES: ClassVar = ("dst",)
+    src: int
+    dst: int
+    router: str
+    gate: str
+    up: str
+    down: str
+    num_experts: int
+    num_active: int
+    renormalise: bool
+    activation: GatedActivation
+    accumulate: bool = False
+
+
+def expert_weight(name: str, expert: int) -> str:
+    """What the matrix of one expert is called among the packed weights."""
+    return f"{name}[{expert}]"
+
+
+@dataclass(frozen=True, slots=True)
 class RopeKv(Operation):
     READS: ClassVar = ("qkv", "rotary")
     WRITES: ClassVar = ("qkv",)

@@ -7,7 +7,7 @@ instruction. What is folded:
     q, k, v linears -> attention         side by side into one buffer
     head norm, rope -> attention         one pass that also writes keys and values to their pages
     gate and up linears -> gate          one product of two matrices, which writes the operand of the next linear
-    linear or norm -> add                added to the residual stream in place
+    linear, norm or moe -> add           added to the residual stream in place
 
 `RULES` has one short function for each operation of the vocabulary. A graph that asks for more raises
 `UnsupportedModelError` naming the operation.
@@ -288,6 +288,32 @@ def _plain_linear(lowering: _Lowering, gate: ops.Gate, side: ops.Tensor) -> ops.
     return side
 
 
+def _lower_moe(lowering: _Lowering, node: ops.Moe) -> None:
+    if lowering.added_only(node):
+        return
+    dst = lowering.new_buffer(BufferKind.F32, node.columns, lowering.row_space(node.x))
+    _compute_moe(lowering, node, dst)
+    lowering.keep(node, dst)
+
+
+def _compute_moe(lowering: _Lowering, node: ops.Moe, dst: int, *, accumulate: bool = False) -> None:
+    lowering.emit(
+        instructions.Moe(
+            lowering.matrix(node.x),
+            dst,
+            node.router.name,
+            node.gate.name,
+            node.up.name,
+            node.down.name,
+            num_experts=node.router.shape[0],
+            num_active=node.num_active,
+            renormalise=node.renormalise,
+            activation=node.activation,
+            accumulate=accumulate,
+        )
+    )
+
+
 def _lower_add(lowering: _Lowering, node: ops.Add) -> None:
     if not lowering.added_only(node.y):
         _refuse(node, "what is added must be used nowhere else")
@@ -298,6 +324,8 @@ def _lower_add(lowering: _Lowering, node: ops.Add) -> None:
         src = lowering.matrix(node.y.x)
         dst = lowering.replace(node.x, node)
         lowering.emit(instructions.RmsNorm(src, dst, node.y.weight.name, node.y.epsilon, accumulate=True))
+    elif isinstance(node.y, ops.Moe):
+        _compute_moe(lowering, node.y, lowering.replace(node.x, node), accumulate=True)
     else:
         _refuse(node, f"a {type(node.y).__name__} cannot be added to the residual stream")
 
@@ -320,6 +348,7 @@ RULES: Mapping[type[ops.Tensor], Callable[[_Lowering, Any], None]] = {
     ops.Linear: _lower_linear,
     ops.Add: _lower_add,
     ops.Gate: _lower_gate,
+    ops.Moe: _lower_moe,
     ops.Rope: _lower_rope,
     ops.Attention: _lower_attention,
     ops.SelectRows: _lower_select_rows,
@@ -337,7 +366,7 @@ def _inputs(node: ops.Tensor) -> tuple[ops.Tensor, ...]:
             return (node.gate, node.up)
         case ops.Attention():
             return (node.q, node.k, node.v)
-        case ops.RmsNorm() | ops.HeadNorm() | ops.Linear() | ops.Rope() | ops.SelectRows() | ops.Logits():
+        case ops.RmsNorm() | ops.HeadNorm() | ops.Linear() | ops.Moe() | ops.Rope() | ops.SelectRows() | ops.Logits():
             return (node.x,)
     return ()
 
