@@ -1,9 +1,10 @@
 #include "sampler.h"
-#include "views.h"
 
 #include <string.h>
 
 #include <algorithm>
+
+#include "views.h"
 
 namespace octavo {
 namespace {
