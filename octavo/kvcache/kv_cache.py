@@ -217,7 +217,7 @@ class KvCache:
         self.publish_tail(table, token_ids, num_computed_tokens)
         self._cancel_copies(table)
         table.release()
-        for node in (table.node, table.tail):
+        for node in (table.node.standing(), table.tail):
             if node is not None:
                 self._prefixes.touch(node)
         table.promised = table.tail = None
