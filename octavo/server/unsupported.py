@@ -68,8 +68,7 @@ def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-_SAMPLING: dict[str, AsksNothing] = {
-    # OpenAI
+_SAMPLING: Mapping[str, AsksNothing] = {
     # vLLM
     "guided_decoding_backend": only("auto", "guidance"),
     "kv_transfer_params": never,
@@ -83,7 +82,8 @@ _SAMPLING: dict[str, AsksNothing] = {
     "vllm_xargs": only({}),
 }
 
-CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
+CHAT: Mapping[str, AsksNothing] = {
+    **_SAMPLING,
     # OpenAI
     "audio": never,
     "function_call": only("none", "auto"),
@@ -105,13 +105,7 @@ CHAT: Mapping[str, AsksNothing] = _SAMPLING | {
     "mm_processor_kwargs": only({}),
 }
 
-COMPLETION: Mapping[str, AsksNothing] = (
-    _SAMPLING
-    | {
-        # OpenAI
-        # vLLM
-    }
-)
+COMPLETION: Mapping[str, AsksNothing] = _SAMPLING
 
 MESSAGE: Mapping[str, AsksNothing] = {
     "annotations": only([]),

@@ -15,6 +15,7 @@ from octavo import LLM, SamplingParams
 from octavo.config import BLOCK_TOKENS, ActivationDtype, EngineArgs
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.build import build_engine
+from octavo.step import TokenLogprobs
 from tests.engine.fake_engine import Recorder
 
 TEXT = """The keeper of the lighthouse wrote one line a day, and on most days the line was about the weather. On the
@@ -126,6 +127,40 @@ def test_after_preemptions(model: str, llm: LLM, few: tuple[Workload, Tokens]) -
         assert workload.until(longest).run(tiny) == expected
     assert [tokens[:MAX_TOKENS] for tokens in expected] == alone
     assert sum(step.num_preempted for step in stats.steps) >= 2
+
+
+Scored = list[tuple[tuple[TokenLogprobs | None, ...], tuple[TokenLogprobs, ...]]]
+
+
+def scores(llm: LLM, workload: Workload) -> Scored:
+    """The log probabilities of each prompt and of its answer."""
+    outputs = llm.generate(workload.prompts, workload.sampling)
+    return [(output.prompt_logprobs, output.outputs[0].logprobs) for output in outputs]
+
+
+def test_log_probabilities_and_penalties_are_the_same_however_they_are_computed(model: str, llm: LLM) -> None:
+    """Bit by bit: in chunks, beside known prefixes, which a scored prompt may not skip, and after preemptions."""
+    plain = make_workload(llm, 6, 75)
+    asked = {"logprobs": 3, "prompt_logprobs": 2, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
+    workload = replace(plain, sampling=[replace(sampling, **asked) for sampling in plain.sampling])  # type: ignore[arg-type]
+    longest = max(len(prompt) for prompt in workload.prompts) + MAX_TOKENS
+    workload = workload.until(longest)
+    with LLM(model, max_model_len=512, kv_cache_memory_bytes=2**27, enable_prefix_caching=False) as alone:
+        expected = [
+            scores(alone, Workload([p], [s]))[0] for p, s in zip(workload.prompts, workload.sampling, strict=True)
+        ]
+    assert [len(prompt) for prompt, _ in expected] == [len(prompt) for prompt in workload.prompts]
+    plain.run(llm)  # every prefix is known from here on
+    assert scores(llm, workload) == expected
+    with LLM(model, max_model_len=512, kv_cache_memory_bytes=2**27, max_num_batched_tokens=7) as chunked:
+        assert scores(chunked, workload) == expected
+    num_blocks = -(-longest // BLOCK_TOKENS) + 2
+    block_bytes = llm.config.kv_cache_bytes // llm.config.num_blocks
+    stats = Recorder()
+    args = EngineArgs(model, max_model_len=longest, kv_cache_memory_bytes=num_blocks * block_bytes)
+    with LLM.from_engine(build_engine(args, listeners=[stats])) as tiny:
+        assert scores(tiny, workload) == expected
+    assert sum(step.num_preempted for step in stats.steps) >= 1
 
 
 def test_a_seed_decides_and_without_one_answers_differ(llm: LLM) -> None:
