@@ -44,8 +44,9 @@ class Request:
 
     `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
     `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
-    `parent_id`. `bad_words` are the sampling parameters' as token ids; `constraint` is what the answer has to keep to.
-    What is sampled for one that `is_beam` is reported but not appended: whoever searches gives it its tokens.
+    `parent_id`; the first of them has their number as `num_choices`, the others 0. `bad_words` are the sampling
+    parameters' as token ids; `constraint` is what the answer has to keep to. What is sampled for one that `is_beam` is
+    reported but not appended: whoever searches gives it its tokens.
 
     Of two requests the one with the lower `priority` goes first, where the scheduling policy honours priorities. A
     request that has waited `queue_timeout_s` without running is given up.
@@ -58,6 +59,7 @@ class Request:
     arrival_time: float
     prompt: str | None = None
     parent_id: str | None = None
+    num_choices: int = 1
     bad_words: tuple[tuple[int, ...], ...] = ()
     prefix_key: PrefixKey = PrefixKey()
     constraint: ConstraintSource | None = None

@@ -34,6 +34,7 @@ def fan_out(request: Request) -> tuple[Request, ...]:
             request,
             request_id=f"{request.request_id}-{index}",
             parent_id=request.request_id,
+            num_choices=sampling.num_samples if index == 0 else 0,
             sampling=replace(
                 sampling,
                 n=1,

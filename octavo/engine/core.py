@@ -155,7 +155,8 @@ class EngineCore:
             if request_id in self._scheduler:
                 self._scheduler.extend(request_id, token_ids)
         self._constraints.begin_masks()
-        self._report_step(self._scheduler.step_counts, len(advance.tokens), now - started)
+        num_beam_tokens = len(tokens) - len(sampled)
+        self._report_step(self._scheduler.step_counts, len(advance.tokens) + num_beam_tokens, now - started)
         return deltas
 
     def die(self, reason: str) -> list[OutputDelta]:
@@ -235,6 +236,7 @@ class EngineCore:
             times=answer.times,
             finished=time.monotonic(),
             within_targets=self._within_targets(delta, answer.times),
+            num_choices=answer.num_choices,
         )
         self._tell(lambda listener: listener.on_request(stats))
 

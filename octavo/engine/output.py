@@ -25,8 +25,20 @@ class Answer:
     `include_stop_str_in_output`. Nothing ends an answer before it has `min_tokens` tokens, except `max_tokens`.
     """
 
-    __slots__ = ("_detokenizer", "_num_characters", "_request", "_stop_token_ids", "_stops", "first_scheduled",
-                 "first_token", "last_token", "max_tokens", "num_cached_tokens", "num_output_tokens")  # fmt: skip
+    __slots__ = (
+        "_detokenizer",
+        "_num_characters",
+        "_request",
+        "_stop_token_ids",
+        "_stops",
+        "first_scheduled",
+        "first_token",
+        "last_token",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_choices",
+        "num_output_tokens",
+    )
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
@@ -36,6 +48,7 @@ class Answer:
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self.max_tokens = sampling.max_tokens
+        self.num_choices = sampling.num_samples if sampling.use_beam_search else request.num_choices
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self._num_characters = 0

@@ -114,7 +114,7 @@ class _EngineCollector(Collector):
             counter.add_metric(self._labels, value)
             yield counter
         finished = CounterMetricFamily(
-            _PREFIX + "request_success", "Requests that ended, by how they ended.", labels=(*_LABELS, "finished_reason")
+            _PREFIX + "request_success", "Answers that ended, by how they ended.", labels=(*_LABELS, "finished_reason")
         )
         for reason, count in totals.finished.items():
             finished.add_metric((*self._labels, reason), count)
@@ -137,8 +137,9 @@ class _EngineCollector(Collector):
             ("request_prefill_time_seconds", "From the first step to the first token.", totals.prefill_time),
             ("request_decode_time_seconds", "From the first token to the last.", totals.decode_time),
             ("request_prompt_tokens", "Prompt tokens of a request.", totals.request_prompt_tokens),
-            ("request_generation_tokens", "Tokens generated for a request.", totals.request_generation_tokens),
+            ("request_generation_tokens", "Tokens generated for an answer.", totals.request_generation_tokens),
             ("request_params_max_tokens", "Largest answer a request allowed.", totals.request_max_tokens),
+            ("request_params_n", "Answers to a request, those of best_of included.", totals.request_choices),
         ):
             yield _family(_PREFIX + name, text, {self._labels: histogram}, _LABELS)
 

@@ -37,7 +37,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One finished request."""
+    """One finished answer. What the several answers to a request have in common is counted with the first of them."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -47,6 +47,7 @@ class RequestStats:
     times: RequestTimes
     finished: float  # seconds of time.monotonic()
     within_targets: bool | None = None  # None: no targets, or aborted
+    num_choices: int = 1  # answers that the request has; 0 for all but the first of them
 
 
 class StatsListener(Protocol):

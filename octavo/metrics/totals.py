@@ -19,6 +19,7 @@ _REQUEST_S = (
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUEST_TOKENS = one_two_five(1_000_000)
 
 
@@ -67,6 +68,7 @@ class EngineTotals:
         self.request_prompt_tokens = Histogram(_REQUEST_TOKENS)
         self.request_generation_tokens = Histogram(_REQUEST_TOKENS)
         self.request_max_tokens = Histogram(_REQUEST_TOKENS)
+        self.request_choices = Histogram(_CHOICES)
 
     @property
     def kv_usage(self) -> float:
@@ -109,9 +111,11 @@ class EngineTotals:
         if stats.within_targets is not None:
             self.judged_requests += 1
             self.requests_within_targets += stats.within_targets
-        self.request_prompt_tokens.observe(stats.num_prompt_tokens)
         self.request_generation_tokens.observe(stats.num_output_tokens)
-        self.request_max_tokens.observe(stats.max_tokens)
+        if stats.num_choices:
+            self.request_choices.observe(stats.num_choices)
+            self.request_prompt_tokens.observe(stats.num_prompt_tokens)
+            self.request_max_tokens.observe(stats.max_tokens)
         self._observe_times(stats)
 
     def _observe_times(self, stats: RequestStats) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.choices import fan_out
 from octavo.errors import EngineDeadError, EngineError, InvalidValueError, ShuttingDownError
 from octavo.request import OutputDelta, Request
 from octavo.sampling_params import SamplingParams
@@ -293,4 +294,28 @@ def test_a_loop_that_closes_with_a_stream_open_leaves_no_request_behind() -> Non
     deltas = asyncio.run(collect(engine, engine.input.from_prompt("258", FREE)))
     assert deltas[-1].finish_reason == "length"
     asyncio.run(engine.shutdown(1))
+    assert fake.pool.num_used == 0
+
+
+@pytest.mark.parametrize("timeout_s", [0, 20])
+def test_shutdown_ends_every_choice_and_search_once(timeout_s: float) -> None:
+    """In time they finish, else they are aborted; either way each has one last delta and nothing is held."""
+    fake = FakeEngine()
+    gate = Gate(fake)
+
+    async def body(engine: AsyncEngine) -> None:
+        several = replace(FREE, n=3, temperature=1.0, seed=1)
+        search = replace(FREE, n=2, best_of=4, use_beam_search=True)
+        requests = [*fan_out(fake.input.from_prompt("258", several)), fake.input.from_prompt("25", search)]
+        streams = [asyncio.create_task(collect(engine, request)) for request in requests]
+        gate.allow(5)
+        await until(lambda: gate.num_entered >= 5)
+        ending = asyncio.create_task(engine.shutdown(timeout_s))
+        await asyncio.sleep(0.01)
+        gate.open()
+        await ending
+        ends = [deltas[-1].finish_reason for deltas in await asyncio.gather(*streams)]
+        assert ends == ["length" if timeout_s else "abort"] * 4
+
+    serve(fake, body)
     assert fake.pool.num_used == 0

@@ -112,6 +112,7 @@ def test_a_fanned_out_request_names_its_parent(fake: FakeEngine) -> None:
         ("r-1", "r"),
         ("r-2", "r"),
     ]
+    assert [choice.num_choices for choice in fan_out(request)] == [3, 0, 0]
     assert fan_out(replace(request, sampling=FREE))[0].parent_id is None
     with pytest.raises(InvalidValueError, match="n is 3"):
         fake.core.add_request(request)

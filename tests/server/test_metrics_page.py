@@ -31,6 +31,7 @@ NAMES = [
     "request_prompt_tokens",
     "request_generation_tokens",
     "request_params_max_tokens",
+    "request_params_n",
     "cache_config_info",
 ]
 
@@ -70,6 +71,16 @@ def test_totals_are_sums_over_requests(server: Server, fake: FakeEngine) -> None
     fake.executor.failures = 1
     server.chat("a")
     assert server.metric("vllm:request_success_total", finished_reason="error") == 1
+
+
+def test_several_answers_are_one_request_with_one_prompt(server: Server) -> None:
+    assert server.chat("w", n=3).status == 200
+    assert server.complete("w", n=1, best_of=2, use_beam_search=True).status == 200
+    assert server.metric("vllm:request_success_total", finished_reason="stop") == 3 + 1
+    assert server.metric("vllm:request_params_n_count") == 2
+    assert server.metric("vllm:request_params_n_sum") == 3 + 2
+    assert server.metric("vllm:request_prompt_tokens_sum") == 3 + 1
+    assert server.metric("vllm:request_generation_tokens_sum") == 3 * 4 + 4
 
 
 def test_http_requests_are_counted_by_route(server: Server) -> None:
