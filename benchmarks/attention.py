@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -64,11 +65,13 @@ class Case:
     num_tokens: int
     context: int
     shuffled: bool = False
+    dtype: Literal["bf16", "int8"] = "bf16"
 
     @property
     def name(self) -> str:
         shuffled = " shuffled" if self.shuffled else ""
-        return f"{self.heads.name} {self.num_requests}x{self.num_tokens}@{self.context}{shuffled}"
+        dtype = f" {self.dtype}" if self.dtype != "bf16" else ""
+        return f"{self.heads.name} {self.num_requests}x{self.num_tokens}@{self.context}{shuffled}{dtype}"
 
     @property
     def seen(self) -> int:
@@ -86,12 +89,15 @@ CASES = (
     Case(SMOLLM2, 64, 1, 128),
     Case(SMOLLM2, 64, 1, 500),
     Case(SMOLLM2, 64, 1, 500, shuffled=True),
+    Case(SMOLLM2, 64, 1, 500, dtype="int8"),
+    Case(SMOLLM2, 64, 1, 500, shuffled=True, dtype="int8"),
     Case(SMOLLM2, 16, 1, 500),
     Case(SMOLLM2, 1, 1, 500),
     Case(SMOLLM2, 1, 1, 4000),
     Case(SMOLLM2, 1, 128, 0),
     Case(SMOLLM2, 1, 512, 0),
     Case(SMOLLM2, 1, 512, 1536),
+    Case(SMOLLM2, 1, 512, 1536, dtype="int8"),
     Case(QWEN, 16, 1, 500),
     Case(QWEN, 1, 512, 0),
     Case(GEMMA, 16, 1, 900),
@@ -116,7 +122,7 @@ class Batch:
         heads = case.heads
         length = case.context + case.num_tokens
         blocks = -(-length // BLOCK_TOKENS)
-        layout = KvLayout(heads.layers)
+        layout = KvLayout(heads.layers, case.dtype)
         num_blocks = blocks * case.num_requests
         self._kv = layout.cache([num_blocks + 1])
         block_bytes = layout.groups[0].block_bytes

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 ActivationDtype = Literal["auto", "bf16", "int8"]
 Quantization = Literal["int8"]
+KvCacheDtype = Literal["auto", "bf16", "int8"]
 EvictionPolicy = Literal["lru", "lfu"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair", "shortest"]
 PRIORITIES = range(-100, 101)
@@ -50,6 +51,7 @@ class EngineArgs:
     prefix_eviction_policy: EvictionPolicy = "lru"
     kv_offload_dir: str | None = None
     kv_offload_bytes: int = DEFAULT_KV_OFFLOAD_BYTES
+    kv_cache_dtype: KvCacheDtype = "auto"
     generation_config: str = "auto"
     override_generation_config: str | None = None
     scheduling_policy: Literal["auto"] | SchedulingPolicy = "auto"
@@ -148,6 +150,7 @@ class EngineConfig:
     num_window_blocks: tuple[int, ...] = ()
     kv_offload_dir: str | None = None
     kv_offload_bytes: int = DEFAULT_KV_OFFLOAD_BYTES
+    kv_cache_dtype: Literal["bf16", "int8"] = "bf16"
     generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     scheduling: SchedulingConfig = SchedulingConfig()
 

@@ -54,8 +54,12 @@ void oct_weight_destroy(oct_weight*);
 // GGUF blocks -> fp32, for vectors (norms, biases) and tests. Fails on an unknown type.
 int oct_gguf_dequantize(int gguf_type, const void* blocks, int64_t num_elements, float* values);
 
-// ---- KV cache: pages of 16 tokens, bf16, for every layer --------------------------------------------------------
+// ---- KV cache: pages of 16 tokens for every layer ----------------------------------------------------------------
 enum { OCT_BLOCK_TOKENS = 16 };
+enum oct_kv_dtype {
+  OCT_KV_BF16 = 0,
+  OCT_KV_INT8 = 1,  // with an fp32 scale for each token and head
+};
 typedef struct oct_kv_cache oct_kv_cache;
 
 // Layers that share a block table. Each of them has num_blocks pages.
@@ -64,6 +68,7 @@ typedef struct {
   int32_t num_kv_heads;
   int32_t head_size;
   int32_t window;  // a query sees the last `window` positions, itself included; 0: all
+  int32_t dtype;   // oct_kv_dtype
 } oct_kv_group;
 
 // layer_groups[layer] is the group of each layer.

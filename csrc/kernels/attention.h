@@ -10,6 +10,7 @@
 #include "attention_tile.h"
 #include "kernels.h"
 #include "kv_bf16.h"
+#include "kv_int8.h"
 #include "vec.h"
 
 namespace octavo {
@@ -350,7 +351,9 @@ inline void attention_over(const AttentionArgs& args, ThreadShare share) {
   if (has_current) attend_item<Pages>(args, current, {&none, 0}, scratch, share.num_threads);
 }
 
-inline void attention(const AttentionArgs& args, ThreadShare share) { attention_over<Bf16Pages>(args, share); }
+inline void attention(const AttentionArgs& args, ThreadShare share) {
+  args.kv.dtype == OCT_KV_INT8 ? attention_over<Int8Pages>(args, share) : attention_over<Bf16Pages>(args, share);
+}
 
 }  // namespace
 }  // namespace octavo

@@ -120,8 +120,8 @@ struct GatedLinearArgs {
   Destination dst;
 };
 
-// KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head: K as [C / 2][16 tokens][2]
-// bf16, then V as [16 / 2 token pairs][C][2] bf16. Zero when created.
+// KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head: K as [C / 2][16 tokens][2],
+// then V as [16 / 2 token pairs][C][2]; int8 is followed by the 16 scales, both times. Zero when created.
 struct KvLayer {
   uint8_t* data;
   int64_t head_bytes;  // of keys or values of one head in a page
@@ -129,6 +129,7 @@ struct KvLayer {
   int32_t num_kv_heads;
   int32_t head_size;
   int32_t window;  // a query sees the last `window` positions, itself included; 0: all
+  int32_t dtype;   // oct_kv_dtype
 
   int64_t keys_offset(int head) const { return 2 * head * head_bytes; }
   int64_t values_offset(int head) const { return (2 * head + 1) * head_bytes; }

@@ -2,6 +2,7 @@
 // write side: norms and rotates the heads of q and k, stores k and v in their pages.
 #pragma once
 #include "kernels.h"
+#include "kv_int8.h"
 #include "norm.h"
 #include "vec.h"
 
@@ -69,8 +70,20 @@ inline uint8_t* page_of(const KvLayer& kv, const int32_t* block_table, int posit
   return kv.data + block_table[position / OCT_BLOCK_TOKENS] * kv.page_bytes;
 }
 
+inline float* scale_of(const KvLayer& kv, uint8_t* side, int slot) {
+  return reinterpret_cast<float*>(side + int64_t(OCT_BLOCK_TOKENS) * kv.head_size) + slot;
+}
+
 inline void store_key(const float* k, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
-  uint16_t* dst = reinterpret_cast<uint16_t*>(page + kv.keys_offset(kv_head)) + 2 * slot;
+  uint8_t* keys = page + kv.keys_offset(kv_head);
+  if (kv.dtype == OCT_KV_INT8) {
+    int8_t* codes = reinterpret_cast<int8_t*>(keys) + 2 * slot;
+    store_codes(k, kv.head_size, scale_of(kv, keys, slot), [codes](int c, int code) {
+      codes[c / 2 * (2 * OCT_BLOCK_TOKENS) + c % 2] = int8_t(code);
+    });
+    return;
+  }
+  uint16_t* dst = reinterpret_cast<uint16_t*>(keys) + 2 * slot;
   for (int c = 0; c < kv.head_size; c += 2) {
     dst[c * OCT_BLOCK_TOKENS] = float_to_bf16(k[c]);
     dst[c * OCT_BLOCK_TOKENS + 1] = float_to_bf16(k[c + 1]);
@@ -78,7 +91,13 @@ inline void store_key(const float* k, const KvLayer& kv, uint8_t* page, int kv_h
 }
 
 inline void store_value(const float* v, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
-  uint16_t* dst = reinterpret_cast<uint16_t*>(page + kv.values_offset(kv_head)) + slot / 2 * (2 * kv.head_size) + slot % 2;
+  uint8_t* values = page + kv.values_offset(kv_head);
+  if (kv.dtype == OCT_KV_INT8) {
+    int8_t* codes = reinterpret_cast<int8_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
+    store_codes(v, kv.head_size, scale_of(kv, values, slot), [codes](int c, int code) { codes[2 * c] = int8_t(code); });
+    return;
+  }
+  uint16_t* dst = reinterpret_cast<uint16_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
   for (int c = 0; c < kv.head_size; ++c) dst[2 * c] = float_to_bf16(v[c]);
 }
 

@@ -75,6 +75,7 @@ def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> Nativ
         threads=compute.threads,
         activation_dtype=compute.activation_dtype,
         quantization=compute.quantization,
+        kv_cache_dtype=compute.kv_cache_dtype,
         progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
 

@@ -48,6 +48,7 @@ def _fingerprint(config: EngineConfig, groups: Sequence[KvGroup]) -> bytes:
         "isa": config.isa,
         "activation_dtype": config.activation_dtype,
         "quantization": config.quantization,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "groups": [asdict(group) for group in groups],
         "block_tokens": BLOCK_TOKENS,
         "byte_order": sys.byteorder,

@@ -45,6 +45,7 @@ class Compute:
     threads: int
     activation_dtype: Literal["bf16", "int8"]
     quantization: Quantization | None = None
+    kv_cache_dtype: Literal["bf16", "int8"] = "bf16"
 
 
 def check_args(args: EngineArgs) -> None:
@@ -72,6 +73,8 @@ def check_args(args: EngineArgs) -> None:
     _require_at_least(1, "--kv-offload-size", args.kv_offload_bytes)
     if args.activation_dtype not in ("auto", "bf16", "int8"):
         raise ConfigError(f"--activation-dtype is {args.activation_dtype!r}; it must be auto, bf16 or int8")
+    if args.kv_cache_dtype not in ("auto", "bf16", "int8"):
+        raise ConfigError(f"--kv-cache-dtype is {args.kv_cache_dtype!r}; it must be auto, bf16 or int8")
     if args.quantization not in (None, "int8"):
         raise ConfigError(f"--quantization is {args.quantization!r}; it must be int8, or left out")
     if args.quantization is not None and args.activation_dtype == "bf16":
@@ -95,10 +98,11 @@ def resolve_compute(args: EngineArgs, *, quantized: bool, machine: Machine) -> C
         raise ConfigError(
             f"--quantization {args.quantization}: the weights in the file are quantised already; leave the flag out"
         )
-    if args.activation_dtype == "auto":
-        quantized = quantized or args.quantization is not None
-        return Compute(threads, "int8" if quantized else "bf16", args.quantization)
-    return Compute(threads, args.activation_dtype, args.quantization)
+    kv_cache_dtype = "bf16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    activation_dtype = args.activation_dtype
+    if activation_dtype == "auto":
+        activation_dtype = "int8" if quantized or args.quantization is not None else "bf16"
+    return Compute(threads, activation_dtype, args.quantization, kv_cache_dtype)
 
 
 def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Machine) -> EngineConfig:
@@ -124,6 +128,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_blocks=num_blocks,
         num_window_blocks=memory.blocks(num_blocks)[1:],
+        kv_cache_dtype=compute.kv_cache_dtype,
         kv_cache_bytes=memory.bytes(num_blocks),
         vocab_size=facts.vocab_size,
         seed=args.seed,

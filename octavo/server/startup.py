@@ -18,8 +18,8 @@ def startup_text(config: EngineConfig, url: str, served_model_names: tuple[str, 
         "file": config.model_path,
         "weights": ", ".join(_weights(config)),
         "compute": f"{config.isa}, {_count(config.threads, 'thread')}",
-        "KV cache": f"{_size(config.kv_cache_bytes)} = {config.kv_cache_tokens:,} tokens = {_concurrency(config):.1f} "
-        "requests of maximum length",
+        "KV cache": f"{_size(config.kv_cache_bytes)} in {config.kv_cache_dtype} = {config.kv_cache_tokens:,} tokens = "
+        f"{_concurrency(config):.1f} requests of maximum length",
         "limits": f"{config.max_model_len:,} tokens a request, {config.max_num_seqs:,} requests at once, "
         f"{config.max_num_batched_tokens:,} tokens a step",
         "served as": ", ".join(served_model_names),

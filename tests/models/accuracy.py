@@ -1,6 +1,7 @@
 """How far a model's next-token distributions are from float32 on the same dequantised weights.
 
-    accuracy.py MODEL.gguf [--activation-dtype int8|bf16] [--quantization int8] [--windows N] [--isa ISA]
+    accuracy.py MODEL.gguf [--activation-dtype int8|bf16] [--quantization int8] [--kv-cache-dtype bf16|int8]
+        [--windows N] [--isa ISA]
 
 Oracle: transformers in float32 on the dequantised weights of the same file. Both are teacher-forced over real English
 prose (the language reference that ships inside every CPython); compared are the mean Kullback-Leibler divergence
@@ -78,6 +79,7 @@ def compare(
     activation_dtype: Literal["int8", "bf16"],
     isa: str | None = None,
     quantization: Quantization | None = None,
+    kv_cache_dtype: Literal["bf16", "int8"] = "bf16",
 ) -> Accuracy:
     with open_checkpoint(path) as checkpoint:
         executor = NativeExecutor(
@@ -86,6 +88,7 @@ def compare(
             threads=len(os.sched_getaffinity(0)),
             activation_dtype=activation_dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
         )
     try:
         kl: list[float] = []
@@ -113,16 +116,18 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--activation-dtype", choices=["int8", "bf16"])
     parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--kv-cache-dtype", choices=["bf16", "int8"], default="bf16")
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS)
     parser.add_argument("--isa")
     args = parser.parse_args()
     oracle = Oracle(args.model, args.windows)
     if args.quantization is not None:
-        found = compare(oracle, args.model, "int8", args.isa, args.quantization)
+        found = compare(oracle, args.model, "int8", args.isa, args.quantization, args.kv_cache_dtype)
         print(f"{args.model.name} with weights in {args.quantization}: {found}")
         return
     for dtype in [args.activation_dtype] if args.activation_dtype else ["int8", "bf16"]:
-        print(f"{args.model.name} {dtype}: {compare(oracle, args.model, dtype, args.isa)}", flush=True)
+        found = compare(oracle, args.model, dtype, args.isa, None, args.kv_cache_dtype)
+        print(f"{args.model.name} {dtype}, {args.kv_cache_dtype} KV cache: {found}", flush=True)
 
 
 if __name__ == "__main__":

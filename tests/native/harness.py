@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -271,9 +272,9 @@ def _block_tables(chunks: Sequence[Chunk]) -> npt.NDArray[np.int32]:
     return tables
 
 
-def kv_cache(layers: Sequence[KvLayer], num_blocks: int) -> KvCache:
+def kv_cache(layers: Sequence[KvLayer], num_blocks: int, dtype: Literal["bf16", "int8"] = "bf16") -> KvCache:
     """A KV cache of these layers, with as many blocks in each of their groups."""
-    layout = KvLayout(layers)
+    layout = KvLayout(layers, dtype)
     return layout.cache([num_blocks] * len(layout.groups))
 
 

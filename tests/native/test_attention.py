@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from octavo.backends.native.library import Context, FloatArray, KvCache
 from octavo.graph.ops import KvLayer
 from tests.native.harness import F32, Chunk, Step, kv_cache, num_blocks_for, run
 from tests.native.reference import attention
+
+Dtype = Literal["bf16", "int8"]
+DTYPES = pytest.mark.parametrize("dtype", ["bf16", "int8"])
 
 
 @pytest.fixture
@@ -39,6 +43,7 @@ class Layer:
     scale: float
     softcap: float | None
     sinks: FloatArray | None
+    dtype: Dtype
     cache: KvCache
 
     @classmethod
@@ -51,9 +56,10 @@ class Layer:
         window: int | None = None,
         softcap: float | None = None,
         sinks: FloatArray | None = None,
+        dtype: Dtype = "bf16",
     ) -> Layer:
         kv = KvLayer(0, groups, head_size, window)
-        return cls(heads, kv, head_size**-0.5, softcap, sinks, kv_cache([kv], 100))
+        return cls(heads, kv, head_size**-0.5, softcap, sinks, dtype, kv_cache([kv], 100, dtype))
 
     @property
     def qkv_columns(self) -> int:
@@ -88,9 +94,10 @@ class Layer:
         x = torch.from_numpy(qkv).reshape(len(qkv), -1, head_size)
         unit = 1.0 if self.softcap is not None else math.log2(math.e)  # of the scores
         q = x[:, : self.num_heads] * (self.scale * unit)
-        if isa == "avx512":  # multiplies bf16
+        if isa == "avx512" and self.dtype == "bf16":  # multiplies bf16
             q = q.bfloat16()
-        k, v = x[:, self.num_heads :].bfloat16().tensor_split([groups], 1)
+        stored = x[:, self.num_heads :]
+        k, v = (stored.bfloat16() if self.dtype == "bf16" else rounded_to_int8(stored)).tensor_split([groups], 1)
         sinks = torch.from_numpy(self.sinks).double() if self.sinks is not None else None
         out = attention(q.double(), k.double(), v.double(), 1 / unit, self.kv.window, self.softcap, sinks)
         found: npt.NDArray[np.float64] = out.reshape(len(qkv), -1).numpy()
@@ -102,8 +109,19 @@ def shuffled_blocks(rng: np.random.Generator, lengths: Sequence[int]) -> list[li
     return [[blocks.pop() for _ in range(num_blocks_for(length))] for length in lengths]
 
 
-def tolerance(context: Context) -> float:
-    """fp32 scores of up to 20 are off by 1e-5, so weights of values of up to 8 are; AVX-512 rounds weights to bf16."""
+def rounded_to_int8(x_TGC: torch.Tensor) -> torch.Tensor:
+    """With a scale for each token and head."""
+    largest = x_TGC.abs().amax(-1, keepdim=True)
+    return (x_TGC * (torch.tensor(127.0) / largest)).round() * (largest.double() / 127)
+
+
+def tolerance(context: Context, dtype: Dtype = "bf16") -> float:
+    """fp32 scores of up to 20 are off by 1e-5, so weights of values of up to 8 are; AVX-512 rounds weights to bf16.
+
+    Beside keys and values in int8, queries and weights have 16 bits.
+    """
+    if dtype == "int8":
+        return 1e-2
     return 3e-2 if context.isa == "avx512" else 8e-5
 
 
@@ -121,9 +139,11 @@ SHAPES = [
 ]
 
 
+@DTYPES
 @pytest.mark.parametrize(("heads", "groups", "head_size", "window", "softcap"), SHAPES)
 def test_prefill_is_attention(
     context: Context,
+    dtype: Dtype,
     heads: int,
     groups: int,
     head_size: int,
@@ -131,17 +151,19 @@ def test_prefill_is_attention(
     softcap: float | None,
     rng: np.random.Generator,
 ) -> None:
-    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap)
+    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap, dtype=dtype)
     lengths = [1, 16, int(rng.integers(2, 60)), int(rng.integers(129, 200))]
     qkv = layer.requests(rng, lengths)
     chunks = [Chunk(n, 0, blocks) for n, blocks in zip(lengths, shuffled_blocks(rng, lengths), strict=True)]
     for found, rows in zip(layer.step(context, chunks, qkv), qkv, strict=True):
-        np.testing.assert_allclose(found, layer.expected(rows, context.isa), atol=tolerance(context))
+        np.testing.assert_allclose(found, layer.expected(rows, context.isa), atol=tolerance(context, dtype))
 
 
+@DTYPES
 @pytest.mark.parametrize(("heads", "groups", "head_size", "window", "softcap"), SHAPES)
 def test_a_request_is_the_same_in_any_company(
     contexts: list[Context],
+    dtype: Dtype,
     heads: int,
     groups: int,
     head_size: int,
@@ -150,7 +172,7 @@ def test_a_request_is_the_same_in_any_company(
     rng: np.random.Generator,
 ) -> None:
     """In chunks of any size, decoding or not, beside others, on any number of threads: the same bits."""
-    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap)
+    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap, dtype=dtype)
     length = int(rng.integers(130, 180))
     (qkv,) = layer.requests(rng, [length])
     (blocks,) = shuffled_blocks(rng, [length])
@@ -190,12 +212,13 @@ def test_sinks_take_part_in_the_softmax(
         np.testing.assert_array_equal(last[0], whole[-1])
 
 
+@DTYPES
 @pytest.mark.parametrize(("heads", "groups", "window"), [(9, 3, None), (4, 1, 700), (5, 5, None)])
 def test_threads_that_share_a_long_request_change_no_bit(
-    isa: str, heads: int, groups: int, window: int | None, rng: np.random.Generator
+    isa: str, dtype: Dtype, heads: int, groups: int, window: int | None, rng: np.random.Generator
 ) -> None:
     """One or two long requests among many threads: their keys are cut, and the parts merged."""
-    layer = Layer.of(heads, groups, 32, window=window)
+    layer = Layer.of(heads, groups, 32, window=window, dtype=dtype)
     lengths = [1000, 300]
     qkv = layer.requests(rng, lengths)
     blocks = shuffled_blocks(rng, lengths)
@@ -230,13 +253,14 @@ def test_many_decodes_at_once(contexts: list[Context], rng: np.random.Generator)
             np.testing.assert_array_equal(found[request], alone)
 
 
+@DTYPES
 @pytest.mark.parametrize("window", [None, 20])
 def test_what_another_request_left_in_a_page_is_never_seen(
-    context: Context, window: int | None, rng: np.random.Generator
+    context: Context, dtype: Dtype, window: int | None, rng: np.random.Generator
 ) -> None:
     """Not even NaN, which a product with zero does not hide."""
-    layer = Layer.of(6, 2, 64, window=window)
-    clean = Layer.of(6, 2, 64, window=window)
+    layer = Layer.of(6, 2, 64, window=window, dtype=dtype)
+    clean = Layer.of(6, 2, 64, window=window, dtype=dtype)
     layer.step(context, [Chunk(1600, 0, range(100))], [np.full((1600, layer.qkv_columns), np.nan, np.float32)])
     (qkv,) = layer.requests(rng, [45])
     (blocks,) = shuffled_blocks(rng, [45])
@@ -248,8 +272,9 @@ def test_what_another_request_left_in_a_page_is_never_seen(
         assert np.isfinite(found).all()
 
 
-def test_nan_of_one_request_stays_there(context: Context, rng: np.random.Generator) -> None:
-    layer = Layer.of(4, 2, 32)
+@DTYPES
+def test_nan_of_one_request_stays_there(context: Context, dtype: Dtype, rng: np.random.Generator) -> None:
+    layer = Layer.of(4, 2, 32, dtype=dtype)
     lengths = [20, 5, 30]
     qkv = layer.requests(rng, lengths)
     qkv[1][:] = np.nan
@@ -257,7 +282,9 @@ def test_nan_of_one_request_stays_there(context: Context, rng: np.random.Generat
     found = layer.step(context, chunks, qkv)
     assert np.isnan(found[1]).all()
     for request in (0, 2):
-        np.testing.assert_allclose(found[request], layer.expected(qkv[request], context.isa), atol=tolerance(context))
+        np.testing.assert_allclose(
+            found[request], layer.expected(qkv[request], context.isa), atol=tolerance(context, dtype)
+        )
 
 
 def test_large_scores_do_not_overflow(context: Context, rng: np.random.Generator) -> None:

@@ -91,6 +91,20 @@ def test_logits_are_those_of_the_model(
     assert relative_error(scores, model.eager_logits(prompt)) < tolerance
 
 
+def test_an_int8_kv_cache_is_smaller_and_close(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
+    """Decoding through it gives the bits of one pass over the whole text, as with bf16."""
+    executor = NativeExecutor(model.checkpoint, isa=isa, threads=2, activation_dtype="bf16", kv_cache_dtype="int8")
+    executor.allocate([64] * len(executor.kv_groups), 8, 64, MAX_MODEL_LEN)
+    prompt = prompt_of(rng, 40)
+    assert relative_error(executor.score(prompt), model.eager_logits(prompt)) < 0.03
+    request = Running(0, list(prompt))
+    output = Driver(executor, rng).finish(request, 10)
+    assert output == executor.score(request.tokens).argmax(-1)[len(prompt) - 1 : -1].tolist()
+    plain = NativeExecutor(model.checkpoint, isa=isa, threads=1, activation_dtype="bf16")
+    for group, wide in zip(executor.kv_groups, plain.kv_groups, strict=True):
+        assert group.block_bytes * 2 == wide.block_bytes * (1 + 4 / 32)  # heads of 32 have a scale of 4 bytes
+
+
 def test_the_number_of_threads_changes_no_bit(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
     prompt = prompt_of(rng, 70)
     one, *others = (executor_of(model, isa, threads).score(prompt) for threads in (1, 2, 3))

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.cli import chat, local_engine, main, measure
-from octavo.cli.flags import Activations, EngineFlags, Eviction, Quantizations
+from octavo.cli.flags import Activations, EngineFlags, Eviction, KvCacheDtypes, Quantizations
 from octavo.cli.scheduling_flags import Policy, SchedulingFlags
 from octavo.cli.sizes import parse_bytes, parse_count
 from octavo.config import EngineArgs
@@ -120,6 +120,7 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
         "--generation-config",
         "--gpu-memory-utilization",
         "--host",
+        "--kv-cache-dtype",
         "--kv-cache-memory",
         "--kv-cache-memory-bytes",
         "--kv-offload-dir",
@@ -162,7 +163,7 @@ def test_every_engine_argument_has_a_flag() -> None:
     assert SchedulingFlags().applied_to(EngineFlags().args("m")) == EngineArgs("m")
     flags = EngineFlags(
         1000, 3, 70, 0.5, 2**20, 4, Activations.BF16, Quantizations.INT8, 9, 50, "vllm", "{}", False, Eviction.LFU,
-        Path("kv"), 2**20,
+        Path("kv"), 2**20, KvCacheDtypes.INT8,
     )  # fmt: skip
     scheduling = SchedulingFlags(Policy.FCFS, 100, 3, 2, 0.5, 0.05, 7, 800, 9.0)
     args = replace(scheduling.applied_to(flags.args("m")), tenant_weights=(("a", 2.0),))  # weights are a key's

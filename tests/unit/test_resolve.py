@@ -144,6 +144,7 @@ def test_quantization_brings_int8_activations_and_is_for_files_of_16_bits() -> N
         (EngineArgs(memory_utilization=0.0), "--memory-utilization is 0.0"),
         (EngineArgs(memory_utilization=1.5), "--memory-utilization is 1.5"),
         (EngineArgs(memory_utilization=float("nan")), "--memory-utilization is nan"),
+        (EngineArgs(kv_cache_dtype="fp8"), "--kv-cache-dtype is 'fp8'; it must be auto, bf16 or int8"),  # type: ignore[arg-type]
         (EngineArgs(quantization="int4"), "--quantization is 'int4'; it must be int8"),  # type: ignore[arg-type]
         (EngineArgs(quantization="int8", activation_dtype="bf16"), "--quantization int8 needs int8 activations"),
         (EngineArgs(activation_dtype="fp8"), "--activation-dtype is 'fp8'"),  # type: ignore[arg-type]

@@ -18,7 +18,13 @@ class Buffer(Structure):
 
 
 class KvGroup(Structure):
-    _fields_ = [("num_blocks", c_int32), ("num_kv_heads", c_int32), ("head_size", c_int32), ("window", c_int32)]
+    _fields_ = [
+        ("num_blocks", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("window", c_int32),
+        ("dtype", c_int32),
+    ]
 
 
 class Embed(Structure):

@@ -54,11 +54,12 @@ class NativeExecutor:
         threads: int,
         activation_dtype: Literal["bf16", "int8"],
         quantization: Quantization | None = None,
+        kv_cache_dtype: Literal["bf16", "int8"] = "bf16",
         progress: Progress | None = None,
     ) -> None:
         model = checkpoint.model
         self.vocab_size = model.vocab_size
-        self._kv_layout = KvLayout(model.kv_layers)
+        self._kv_layout = KvLayout(model.kv_layers, kv_cache_dtype)
         graph = trace(model)
         kept_as_vectors = _routers(graph)
         layouts = {

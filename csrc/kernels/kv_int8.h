@@ -1,0 +1,236 @@
+// Keys and values as int8 codes with one fp32 scale for each token and head, in pairs as those in bf16 are; the 16 scales
+// of a head's page follow its codes. What they are multiplied with are int16 codes, so that sums are exact.
+#pragma once
+#include "attention_items.h"
+#include "kv_tile.h"
+#include "vec.h"
+
+namespace octavo {
+namespace {
+
+constexpr float kLargestInt8 = 127, kLargestInt16 = 32767;
+
+// The largest magnitude; what is not a number does not count, but makes `poison` NaN, which is 0 else.
+struct Magnitude {
+  float largest;
+  float poison;
+};
+inline Magnitude magnitude(const float* x, int count) {
+  F32 largest = F32::zero(), differences = F32::zero();
+  int i = 0;
+  for (; i + F32::width <= count; i += F32::width) {
+    F32 value = F32::load(x + i);
+    largest = max(abs(value), largest);
+    differences = differences + (value - value);
+  }
+  Magnitude found{largest.max(), differences.sum()};
+  for (; i < count; ++i) {
+    found.largest = fabsf(x[i]) > found.largest ? fabsf(x[i]) : found.largest;
+    found.poison += x[i] - x[i];
+  }
+  return found;
+}
+
+// Calls put(i, code) with x[i] * inverse rounded, for finite products in the range of `Code`.
+template <class Put>
+inline void for_each_code(const float* x, int count, float inverse, Put put) {
+  float rounded[F32::width];
+  int i = 0;
+  for (; i + F32::width <= count; i += F32::width) {
+    round(F32::load(x + i) * F32::set1(inverse)).store(rounded);
+    for (int lane = 0; lane < F32::width; ++lane) put(i + lane, int(rounded[lane]));
+  }
+  for (; i < count; ++i) put(i, int(nearbyintf(x[i] * inverse)));
+}
+
+// Scale and inverse of codes up to `limit` for values up to `largest`. Values that are no numbers have codes of zero.
+struct CodeScale {
+  float scale;
+  float inverse;
+};
+inline CodeScale code_scale(Magnitude found, float limit) {
+  bool usable = found.poison == 0 && found.largest > 0;
+  return {found.largest / limit + found.poison, usable ? limit / found.largest : 0.0f};
+}
+
+// Writes one token's keys or values: put(i, code) stores a code.
+template <class Put>
+inline void store_codes(const float* x, int head_size, float* scale, Put put) {
+  CodeScale found = code_scale(magnitude(x, head_size), kLargestInt8);
+  *scale = found.scale;
+  if (found.inverse == 0.0f) {
+    for (int i = 0; i < head_size; ++i) put(i, 0);
+  } else {
+    for_each_code(x, head_size, found.inverse, put);
+  }
+}
+
+#if defined(OCT_VEC_SCALAR)
+struct I32 {
+  int32_t v;
+  static I32 zero() { return {0}; }
+  F32 to_float() const { return {float(v)}; }
+  void add_pair(const int8_t* pair, int32_t left) {
+    v += int16_t(left & 0xffff) * pair[0] + (left >> 16) * pair[1];
+  }
+};
+#elif defined(OCT_VEC_AVX512)
+// GCC 12 keeps arrays of these in registers, but not arrays of __m512i.
+struct I32 {
+  typedef int Lanes __attribute__((vector_size(64)));
+  Lanes v;
+  static I32 zero() { return {Lanes{}}; }
+  F32 to_float() const { return {_mm512_cvtepi32_ps((__m512i)v)}; }
+};
+#else
+struct I32 {
+  typedef int Lanes __attribute__((vector_size(32)));
+  Lanes v;
+  static I32 zero() { return {Lanes{}}; }
+  F32 to_float() const { return {_mm256_cvtepi32_ps((__m256i)v)}; }
+};
+#endif
+
+struct Int8Pages {
+  static constexpr bool has_scales = true;
+  using Element = int8_t;
+  using Left = int16_t;
+  using Sum = I32;
+
+  // One row of queries times `scale`, so that no sum over a head overflows.
+  static void store_query(const float* q, int head_size, float scale, Left* dst, float* q_scale) {
+    float limit = 2147483647.0f / (kLargestInt8 * float(head_size));
+    if (limit > kLargestInt16) limit = kLargestInt16;
+    CodeScale found = code_scale(magnitude(q, head_size), limit);
+    *q_scale = found.scale * scale;
+    if (found.inverse == 0.0f) {
+      memset(dst, 0, size_t(head_size) * sizeof(Left));
+    } else {
+      for_each_code(q, head_size, found.inverse, [dst](int i, int code) { dst[i] = Left(code); });
+    }
+  }
+
+  // Softmax weights times the values' scales take the place of rows of scores.
+  template <int rows>
+  struct Weights {
+    const float* value_scales;
+    F32 largest[rows];
+    explicit Weights(const float* scales) : value_scales(scales) {
+      for (int r = 0; r < rows; ++r) largest[r] = F32::zero();
+    }
+    void put(float* scores, int row, int i, F32 one, F32 other) {
+      one = one * F32::load(value_scales + i);
+      other = other * F32::load(value_scales + i + F32::width);
+      largest[row] = max(one, max(other, largest[row]));
+      one.store(scores + i);
+      other.store(scores + i + F32::width);
+    }
+    void finish(float* scores, int stride, int num_rows, int first, int end, float* weight_scales) {
+      for (int row = 0; row < num_rows; ++row, scores += stride) {
+        CodeScale found = code_scale({largest[row].max(), 0.0f}, kLargestInt16);
+        weight_scales[row] = found.scale;
+        store_weights(scores, first, end, found.inverse);
+      }
+    }
+
+    static void store_weights(float* scores, int first, int end, float inverse) {
+      Left* dst = reinterpret_cast<Left*>(scores);
+      for (int i = first; i < end; i += F32::width) {
+        F32 weight = F32::load(scores + i) * F32::set1(inverse);
+#if defined(OCT_VEC_SCALAR)
+        dst[i] = Left(nearbyintf(weight.v));
+#elif defined(OCT_VEC_AVX512)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(weight.v)));
+#else
+        __m256i codes = _mm256_cvtps_epi32(weight.v);
+        __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + i), _mm256_castsi256_si128(packed));
+#endif
+      }
+    }
+  };
+
+  static F32 score(I32 sum, const float* q_scale, const float* key_scales) {
+    return sum.to_float() * (F32::set1(*q_scale) * F32::load(key_scales));
+  }
+  static F32 output(I32 sum, float weight_scale) { return sum.to_float() * F32::set1(weight_scale); }
+  static float output(float sum, float weight_scale) { return sum * weight_scale; }
+  static float product(Left weight, Element value) { return float(weight * value); }
+
+  // The scales of a key tile's tokens; those of slots no query sees are zero, whatever was left there.
+  template <class KeyTile>
+  static void load_scales(KeyTile& tile, int head_size) {
+    memset(tile.value_scales, 0, sizeof tile.value_scales);
+    int64_t codes_bytes = int64_t(kPage) * head_size;
+    int tokens = tile.num_tokens;
+    for (int page = tile.first; page < tile.end; ++page, tokens -= kPage) {
+      const uint8_t* keys = tile.keys[page];
+      memcpy(tile.key_scales + page * kPage, keys + codes_bytes, kPage * sizeof(float));
+      memcpy(tile.value_scales + page * kPage, keys + tile.keys_to_values + codes_bytes,
+             size_t(tokens < kPage ? tokens : kPage) * sizeof(float));
+      const uint8_t* next = keys + tile.keys_to_values + tile.values_to_next[page] + codes_bytes;
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + tile.keys_to_values);
+    }
+  }
+
+  // As in bf16. Exact, since sums of a head or of a tile's tokens fit.
+  template <int rows, int vectors, bool prefetches>
+  [[gnu::always_inline]] static void add_products(I32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
+                                                  const Element* const (&right)[vectors], int64_t right_stride,
+                                                  int num_pairs, int64_t ahead) {
+    for (int k = 0; k < num_pairs; ++k) {
+      if constexpr (prefetches) {
+        if (right_stride >= 64 || k * right_stride % 64 == 0) {
+          prefetch_step<vectors, 2 * F32::width>(right, k * right_stride, ahead);
+        }
+      }
+      add_pair<rows, vectors>(sum, left + 2 * k, left_stride, right, k * right_stride, true);
+    }
+  }
+
+  template <int rows, int vectors>
+  [[gnu::always_inline]] static void add_first_products(I32 (&sum)[rows][vectors], const Left* left,
+                                                        int64_t left_stride, const Element* const (&right)[vectors]) {
+    add_pair<rows, vectors>(sum, left, left_stride, right, 0, false);
+  }
+
+ private:
+  template <int rows, int vectors>
+  [[gnu::always_inline]] static void add_pair(I32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
+                                              const Element* const (&right)[vectors], int64_t offset, bool both) {
+#if !defined(OCT_VEC_SCALAR)
+#if defined(OCT_VEC_AVX512)
+    __m512i pairs[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      pairs[v] = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(right[v] + offset)));
+    }
+#else
+    __m256i pairs[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      pairs[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(right[v] + offset)));
+    }
+#endif
+#endif
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      int32_t left_pair = uint16_t(left[r * left_stride]);
+      if (both) memcpy(&left_pair, left + r * left_stride, sizeof left_pair);
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) {
+#if defined(OCT_VEC_SCALAR)
+        sum[r][v].add_pair(right[v] + offset, left_pair);
+#elif defined(OCT_VEC_AVX512)
+        sum[r][v].v = I32::Lanes(_mm512_dpwssd_epi32((__m512i)sum[r][v].v, pairs[v], _mm512_set1_epi32(left_pair)));
+#else
+        sum[r][v].v += I32::Lanes(_mm256_madd_epi16(pairs[v], _mm256_set1_epi32(left_pair)));
+#endif
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace octavo
