@@ -151,6 +151,48 @@ struct BlockQ6_K {
   }
 };
 
+// 4-bit types whose codes point into a table.
+struct BlockIQ4_NL {
+  static constexpr int elements = 32, bytes = 18, zero = code_table_zero;
+  static constexpr bool has_min = false;
+  static void read(const uint8_t* block, int, GgufGroup* group) {
+    set_scale(group, read_half(block), 0);
+    read_nibbles(block + 2, group->codes);
+  }
+};
+
+struct BlockIQ4_XS {
+  static constexpr int elements = 256, bytes = 136, zero = code_table_zero;
+  static constexpr bool has_min = false;
+  static void read(const uint8_t* block, int part, GgufGroup* group) {
+    uint16_t high_bits;
+    memcpy(&high_bits, block + 2, 2);
+    int scale = ((block[4 + part / 2] >> (part % 2 * 4)) & 15) | (((high_bits >> (2 * part)) & 3) << 4);
+    set_scale(group, read_half(block) * float(scale - 32), 0);
+    read_nibbles(block + 8 + part * 16, group->codes);
+  }
+};
+
+struct BlockMXFP4 {
+  static constexpr int elements = 32, bytes = 17, zero = code_table_zero;
+  static constexpr bool has_min = false;
+  // The scale is 2^(exponent - 127); the table holds twice the values of E2M1.
+  static void read(const uint8_t* block, int, GgufGroup* group) {
+    uint32_t exponent = block[0];
+    set_scale(group, bits_to_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23), 0);
+    read_nibbles(block + 1, group->codes);
+  }
+};
+
+template <class Block>
+constexpr int table_of = NO_TABLE;
+template <>
+constexpr int table_of<BlockIQ4_NL> = TABLE_IQ4;
+template <>
+constexpr int table_of<BlockIQ4_XS> = TABLE_IQ4;
+template <>
+constexpr int table_of<BlockMXFP4> = TABLE_FP4;
+
 // Unquantised types: blocks of one value, which is the code.
 struct BlockF32 {
   static constexpr int bytes = 4;
@@ -187,6 +229,9 @@ inline bool visit_quantized_type(int gguf_type, Visitor visitor) {
     case GGUF_Q4_K: visitor(BlockQ4_K()); return true;
     case GGUF_Q5_K: visitor(BlockQ5_K()); return true;
     case GGUF_Q6_K: visitor(BlockQ6_K()); return true;
+    case GGUF_IQ4_NL: visitor(BlockIQ4_NL()); return true;
+    case GGUF_IQ4_XS: visitor(BlockIQ4_XS()); return true;
+    case GGUF_MXFP4: visitor(BlockMXFP4()); return true;
   }
   return false;
 }
@@ -211,7 +256,8 @@ inline void read_group(const uint8_t* row, int64_t index, GgufGroup* group) {
 template <class Block>
 inline void dequantize_group(const GgufGroup& group, float* values) {
   for (int j = 0; j < kGgufGroup; ++j) {
-    values[j] = group.scales[j / 16] * float(int(group.codes[j]) - Block::zero) - group.min;
+    int code = table_of<Block> == NO_TABLE ? group.codes[j] : code_tables[table_of<Block>][group.codes[j]];
+    values[j] = group.scales[j / 16] * float(code - Block::zero) - group.min;
   }
 }
 

@@ -63,6 +63,7 @@ std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_
     weight->group = codes.group;
     weight->has_min = codes.has_min;
     weight->zero = codes.zero;
+    weight->table = codes.table;
   }
   weight->num_rows = num_rows;
   weight->num_columns = num_columns;

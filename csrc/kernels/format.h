@@ -6,6 +6,7 @@
 //   codes   for each step of 4 along K. Up to 6 bits: [lanes][4] bytes with the low 4 bits of a code of the first vector
 //           below and of the second above; after all steps the rest of the codes, 1 or 2 bits each, packed into bytes in
 //           the order of steps and vectors, so that [lanes][4] bytes hold those of 8 or 4 vectors of codes.
+//           With a table (IQ4_NL, MXFP4 and the like) 4 bits say which of its 16 entries is the code.
 //           8 bits: [2 vectors][lanes][4] bytes.
 //   scales  fp16, [groups of the 32: 1, or 2 when a scale covers 16][columns]
 //   mins    fp16, [columns], where the type has them
@@ -14,6 +15,7 @@
 // file; they are rounded to fp16 (1 part in 2048 at most, far below what rounding activations to 8 bits costs) for a
 // fifth less to read.
 #pragma once
+#include "../gguf_types.h"
 #include "operand.h"
 
 namespace octavo {
@@ -23,9 +25,10 @@ constexpr int kSteps = kGroup / 4;
 constexpr int kPanelVectors = 2;
 
 // Unsigned codes of `bits` bits: value = scale * (code - zero), or scale * code - min.
-template <int bits_, int group_, bool has_min_, int zero_>
+// With a table, codes are what the table holds at the 4 bits stored.
+template <int bits_, int group_, bool has_min_, int zero_, int table_ = NO_TABLE>
 struct Format {
-  static constexpr int bits = bits_, group = group_, zero = zero_;
+  static constexpr int bits = bits_, group = group_, zero = zero_, table = table_;
   static constexpr bool has_min = has_min_;
   static constexpr int scale_rows = kGroup / group_;  // rows of scales in a group of 32
 };
@@ -59,13 +62,18 @@ constexpr HighBits high_bits(int lanes, int bits, int step, int vector) {
 }
 
 // The code of column k of a weight row that lies in lane `lane` of vector `vector`.
-inline int code_at(const PanelShape& shape, const uint8_t* group, int vector, int lane, int k) {
+inline int stored_code_at(const PanelShape& shape, const uint8_t* group, int vector, int lane, int k) {
   int step = k / 4, byte = lane * 4 + k % 4, step_bytes = shape.lanes * 4;
   if (shape.bits == 8) return group[(step * kPanelVectors + vector) * step_bytes + byte];
   int code = (group[step * step_bytes + byte] >> (4 * vector)) & 15;
   if (shape.bits == 4) return code;
   HighBits where = high_bits(shape.lanes, shape.bits, step, vector);
   return code | ((group[where.offset + byte] >> where.shift) & ((1 << (shape.bits - 4)) - 1)) << 4;
+}
+
+inline int code_at(const PanelShape& shape, int table, const uint8_t* group, int vector, int lane, int k) {
+  int code = stored_code_at(shape, group, vector, lane, k);
+  return table == NO_TABLE ? code : code_tables[table][code];
 }
 
 // What a tile asks the caches for while it computes: `bytes` more from `data` on with each group of 32 along K.
@@ -95,7 +103,11 @@ inline bool any_refined(const uint8_t* rows, int64_t row_bytes) {
 // Calls visitor(Format<...>()) with the format of a grouped weight.
 template <class Visitor>
 inline void visit_format(const oct_weight& weight, Visitor visitor) {
-  if (weight.code_bits == 4) {
+  if (weight.table == TABLE_IQ4) {
+    visitor(Format<4, 32, false, code_table_zero, TABLE_IQ4>());
+  } else if (weight.table == TABLE_FP4) {
+    visitor(Format<4, 32, false, code_table_zero, TABLE_FP4>());
+  } else if (weight.code_bits == 4) {
     weight.has_min ? visitor(Format<4, 32, true, 0>()) : visitor(Format<4, 32, false, 8>());
   } else if (weight.code_bits == 5) {
     weight.has_min ? visitor(Format<5, 32, true, 0>()) : visitor(Format<5, 32, false, 16>());

@@ -20,6 +20,7 @@ struct oct_weight {
   int32_t group;      // columns a scale covers (16 or 32); 0 for bf16
   int32_t has_min;    // grouped: 1: value = scale * code - min; 0: value = scale * (code - zero)
   int32_t zero;       // grouped, without min: the code of 0.0
+  int32_t table;      // grouped: CodeTable that codes point into, 0: none
   int64_t num_rows;     // N
   int64_t num_columns;  // K
   uint8_t* data;

@@ -180,7 +180,7 @@ inline void unpack_group(const oct_weight& weight, const PanelShape& shape, cons
   float scales[2] = {half_to_float(halves[column]), half_to_float(halves[(parts - 1) * shape.columns + column])};
   float min = weight.has_min ? half_to_float(halves[parts * shape.columns + column]) : 0.0f;
   for (int k = 0; k < kGroup; ++k) {
-    int code = code_at(shape, group, column / shape.lanes, column % shape.lanes, k) - weight.zero;
+    int code = code_at(shape, weight.table, group, column / shape.lanes, column % shape.lanes, k) - weight.zero;
     values[k] = scales[k / kHalf] * float(code) - min;
   }
 }

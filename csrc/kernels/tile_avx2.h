@@ -46,7 +46,18 @@ inline __m256i shift_bytes(__m256i bytes, int left) {
 }
 inline __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// The codes of step s of both vectors of columns; of 8-bit codes the lower or upper half.
+// Codes that take all 8 bits of a byte are multiplied as two of 4.
+template <class Format>
+constexpr int halves_of_codes = Format::bits == 8 || Format::table != NO_TABLE ? 2 : 1;
+
+// The lower or upper halves of a table's entries at 4-bit codes.
+inline __m256i look_up_half(const uint8_t (&table)[16], int half, __m256i codes) {
+  __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  if (half == 1) entries = _mm_srli_epi16(entries, 4);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_and_si128(entries, _mm_set1_epi8(15))), codes);
+}
+
+// The codes of step s of both vectors of columns; of codes in halves the lower or upper one.
 template <class Format>
 [[gnu::always_inline]] inline void load_step(const uint8_t* group, int s, int half, __m256i (&codes)[2]) {
   __m256i low = _mm256_set1_epi8(15);
@@ -59,6 +70,7 @@ template <class Format>
       __m256i bytes = load_bytes(group + 32 * s);
       codes[v] = _mm256_and_si256(v == 0 ? bytes : _mm256_srli_epi16(bytes, 4), low);
     }
+    if constexpr (Format::table != NO_TABLE) codes[v] = look_up_half(code_tables[Format::table], half, codes[v]);
     if constexpr (Format::bits == 5 || Format::bits == 6) {
       HighBits where = high_bits(kLanes, Format::bits, s, v);
       __m256i shifted = shift_bytes(load_bytes(group + where.offset), 4 - where.shift);
@@ -90,7 +102,7 @@ template <class Format, int R>
                                             v8si (&dots)[R][2]) {
   constexpr int parts = Format::scale_rows, steps = kSteps / parts;
   constexpr int most = Format::bits == 5 ? 4 : Format::bits == 6 ? 2 : 8, count = steps < most ? steps : most;
-  constexpr int halves = Format::bits == 8 ? 2 : 1;
+  constexpr int halves = halves_of_codes<Format>;
 #pragma GCC unroll 4
   for (int chunk = 0; chunk < halves * steps / count; ++chunk) {
     int half = chunk % halves;

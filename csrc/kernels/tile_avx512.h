@@ -32,6 +32,12 @@ template <class Format>
   __m512i nibbles = _mm512_loadu_si512(group + 64 * s);
   codes[0] = _mm512_and_si512(nibbles, low);
   codes[1] = _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
+  if constexpr (Format::table != NO_TABLE) {
+    const uint8_t* entries = code_tables[Format::table];
+    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+    codes[0] = _mm512_shuffle_epi8(table, codes[0]);
+    codes[1] = _mm512_shuffle_epi8(table, codes[1]);
+  }
   if constexpr (Format::bits > 4) {
     __m512i high = _mm512_set1_epi8(Format::bits == 5 ? 0x10 : 0x30);
 #pragma GCC unroll 2

@@ -17,7 +17,7 @@ inline float add_group(float sum, const Int8Group& row, const uint8_t* panel, co
   for (int part = 0; part < parts; ++part) {
     int dot = Format::zero * row.negated_sums[parts == 1 ? 2 : part];
     for (int k = part * part_columns; k < (part + 1) * part_columns; ++k) {
-      dot += code_at(shape, panel, column / kLanes, column % kLanes, k) * row.codes[k];
+      dot += code_at(shape, Format::table, panel, column / kLanes, column % kLanes, k) * row.codes[k];
     }
     sum = fmaf(float(dot) * row.scale, half_to_float(halves[part * shape.columns + column]), sum);
   }

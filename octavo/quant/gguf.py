@@ -32,6 +32,9 @@ _CANONICAL: dict[GGUFType, Layout] = {
     GGUFType.Q5_K: Layout.GROUPED,
     GGUFType.Q6_K: Layout.GROUPED,
     GGUFType.Q8_0: Layout.GROUPED,
+    GGUFType.IQ4_NL: Layout.GROUPED,
+    GGUFType.IQ4_XS: Layout.GROUPED,
+    GGUFType.MXFP4: Layout.GROUPED,
 }
 
 

@@ -31,6 +31,9 @@ TENSOR_TYPES = frozenset(
         GGUFType.Q4_K,
         GGUFType.Q5_K,
         GGUFType.Q6_K,
+        GGUFType.IQ4_NL,
+        GGUFType.IQ4_XS,
+        GGUFType.MXFP4,
     }
 )
 

@@ -51,7 +51,15 @@ OPERAND_BF16 = BufferKind.OPERAND_BF16
 OPERAND_INT8_REFINED = BufferKind.OPERAND_INT8_REFINED
 LOGIT_ROWS = RowSpace.LOGITS
 
-K_QUANT_SCALES = {GGUFType.Q4_K: slice(0, 4), GGUFType.Q5_K: slice(0, 4), GGUFType.Q6_K: slice(208, 210)}
+# Types the gguf package cannot quantise to: where their fp16 scales lie, and how large a value is without them.
+SCALES = {
+    GGUFType.Q4_K: slice(0, 4),
+    GGUFType.Q5_K: slice(0, 4),
+    GGUFType.Q6_K: slice(208, 210),
+    GGUFType.IQ4_NL: slice(0, 2),
+    GGUFType.IQ4_XS: slice(0, 2),
+}
+LARGEST = {GGUFType.Q6_K: 32 * 64, GGUFType.IQ4_NL: 127, GGUFType.IQ4_XS: 127 * 32}
 
 
 @dataclass(frozen=True)
@@ -227,25 +235,28 @@ class RandomTensor:
 def random_tensor(
     rng: np.random.Generator, encoding: GGUFType, shape: tuple[int, ...], scale: float = 1.0
 ) -> RandomTensor:
-    """Normal values of standard deviation `scale`, quantised; for K-quants random codes of about that size."""
+    """Normal values of standard deviation `scale`, quantised.
+
+    Random codes of about that size for types that the `gguf` package only decodes.
+    """
     kind = gguf.GGMLQuantizationType(encoding)
-    if encoding in K_QUANT_SCALES:
-        data = _random_k_quant(rng, encoding, shape, scale)
+    if encoding in SCALES:
+        data = _random_blocks(rng, encoding, shape, scale)
     else:
         data = gguf.quants.quantize(rng.normal(0.0, scale, shape).astype(np.float32), kind).view(np.uint8)
     values = gguf.quants.dequantize(data, kind).reshape(shape).astype(np.float32)
     return RandomTensor(encoding, data.reshape(-1), values)
 
 
-def _random_k_quant(
+def _random_blocks(
     rng: np.random.Generator, encoding: GGUFType, shape: tuple[int, ...], scale: float
 ) -> npt.NDArray[np.uint8]:
     """Random bytes but for the fp16 scales of each block, which are positive and such that values are about `scale`."""
     num_blocks = int(np.prod(shape)) // encoding.block_size
     blocks = rng.integers(0, 256, (num_blocks, encoding.block_bytes), dtype=np.uint8)
-    where = K_QUANT_SCALES[encoding]
+    where = SCALES[encoding]
     num_scales = (where.stop - where.start) // 2
-    largest = 32 * 64 if encoding is GGUFType.Q6_K else 15 * 32
+    largest = LARGEST.get(encoding, 15 * 32)
     scales = rng.uniform(0.5, 1.5, (num_blocks, num_scales)) * scale * 2 / largest
     blocks[:, where] = scales.astype(np.float16).view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)

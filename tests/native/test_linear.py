@@ -27,6 +27,7 @@ ONE_OF_EACH_LAYOUT = [
     (GGUFType.Q5_0, Layout.GROUPED),
     (GGUFType.Q6_K, Layout.GROUPED),
     (GGUFType.Q8_0, Layout.GROUPED),
+    (GGUFType.IQ4_NL, Layout.GROUPED),
     (GGUFType.F16, Layout.BF16),
     (GGUFType.BF16, Layout.GROUPED),
 ]
@@ -241,7 +242,9 @@ def extreme_weights(context: Context, encoding: GGUFType) -> Sequence[PackedWeig
         if encoding is GGUFType.Q6_K:
             blocks[:, 192:208] = 1
             blocks[:, 208:210] = np.frombuffer(one, np.uint8)
-        elif encoding in (GGUFType.Q4_0, GGUFType.Q5_0, GGUFType.Q8_0):
+        elif encoding is GGUFType.MXFP4:
+            blocks[:, 0] = 128  # a scale of 1
+        elif encoding in (GGUFType.Q4_0, GGUFType.Q5_0, GGUFType.Q8_0, GGUFType.IQ4_NL, GGUFType.IQ4_XS):
             blocks[:, :2] = np.frombuffer(one, np.uint8)
         else:
             blocks[:, :4] = np.frombuffer(one + none, np.uint8)

@@ -12,8 +12,17 @@ from octavo.weights.gguf import GGUFType
 from tests.native.harness import RandomTensor, random_tensor
 
 PLAIN = (GGUFType.F32, GGUFType.F16, GGUFType.BF16)
-BLOCKS_OF_32 = (GGUFType.Q4_0, GGUFType.Q4_1, GGUFType.Q5_0, GGUFType.Q5_1, GGUFType.Q8_0)
-BLOCKS_OF_256 = (GGUFType.Q4_K, GGUFType.Q5_K, GGUFType.Q6_K)
+BLOCKS_OF_32 = (
+    GGUFType.Q4_0,
+    GGUFType.Q4_1,
+    GGUFType.Q5_0,
+    GGUFType.Q5_1,
+    GGUFType.Q8_0,
+    GGUFType.IQ4_NL,
+    GGUFType.MXFP4,
+)
+BLOCKS_OF_256 = (GGUFType.Q4_K, GGUFType.Q5_K, GGUFType.Q6_K, GGUFType.IQ4_XS)
+WITHOUT_MINIMUM = (GGUFType.Q6_K, GGUFType.IQ4_XS)
 QUANTIZED = BLOCKS_OF_32 + BLOCKS_OF_256
 
 
@@ -90,8 +99,8 @@ def test_plain_weights_become_codes_of_8_bits(context: Context, encoding: GGUFTy
 
 
 def minimums_of(tensor: RandomTensor) -> FloatArray:
-    """The minimum of each value of a K type, 0 for Q6_K."""
-    if tensor.encoding is GGUFType.Q6_K:
+    """The minimum of each value of a type of 256 columns, 0 for those without."""
+    if tensor.encoding in WITHOUT_MINIMUM:
         return np.zeros_like(tensor.values)
     blocks = tensor.data.reshape(-1, tensor.encoding.block_bytes)
     _, codes = gguf.quants.Q4_K.get_scale_min(blocks[:, 4:16])
@@ -115,6 +124,7 @@ def test_packed_weights_are_not_much_larger_than_the_file(context: Context, rng:
     """Reading weights bounds the speed of a single request: a fatter layout is a slower one."""
     bits = {
         GGUFType.Q4_0: 4.5,
+        GGUFType.IQ4_NL: 4.5,
         GGUFType.Q4_1: 5,
         GGUFType.Q4_K: 5,
         GGUFType.Q5_0: 8.5,

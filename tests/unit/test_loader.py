@@ -133,10 +133,10 @@ def test_a_tensor_of_another_shape_is_named(name: str, shape: tuple[int, ...], t
         open_checkpoint(path)
 
 
-@pytest.mark.parametrize("kind", [GGUFType.IQ4_NL, GGUFType.MXFP4, GGUFType.F64])
+@pytest.mark.parametrize("kind", [GGUFType.I16, GGUFType.I32, GGUFType.F64])
 def test_an_unsupported_tensor_type_is_named(kind: GGUFType, tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", METADATA, TENSORS, {"blk.1.ffn_up.weight": kind})
-    message = rf"tensor 'blk.1.ffn_up.weight' has type {kind.name}; supported are F32, F16, Q4_0.* Q6_K, BF16"
+    message = rf"tensor 'blk.1.ffn_up.weight' has type {kind.name}; supported are F32, F16, Q4_0.* Q6_K, .* MXFP4"
     with pytest.raises(UnsupportedModelError, match=message):
         open_checkpoint(path)
 
