@@ -7,11 +7,16 @@ namespace octavo {
 namespace {
 
 inline void apply_mask(float* logits, int64_t count, const uint32_t* mask) {
-  for (int64_t first = 0; first < count; first += 32) {
+  int64_t first = 0;
+  for (; first + 32 <= count; first += 32) {
     uint32_t allowed = mask[first / 32];
     if (allowed == 0xffffffffu) continue;
-    int64_t end = first + 32 < count ? first + 32 : count;
-    for (int64_t i = first; i < end; ++i) logits[i] = (allowed >> (i - first) & 1) ? logits[i] : -INFINITY;
+    for (int bit = 0; bit < 32; ++bit) {  // so many that the compiler makes vectors of them
+      logits[first + bit] = (allowed >> bit & 1) ? logits[first + bit] : -INFINITY;
+    }
+  }
+  for (int64_t i = first; i < count; ++i) {
+    if (!(mask[i / 32] >> (i % 32) & 1)) logits[i] = -INFINITY;
   }
 }
 

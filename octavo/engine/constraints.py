@@ -1,21 +1,21 @@
 """What restricts the answers that are under way: what must follow without a choice, and masks for the rest.
 
-A mask is computed as soon as the token before it is known, on another thread, while this one makes text of the tokens
-and schedules the next step.
+Masks are computed right before the step that needs them, all together, by threads of the grammar library: meanwhile
+the interpreter is free, and the event loop sends out the tokens of the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from octavo.constraint import Constraint
 from octavo.errors import RequestError
 from octavo.grammar.masks import MaskComputer
 from octavo.request import Request
 from octavo.scheduler.request_state import NewToken
-from octavo.step import RowStep, StepPlan
+from octavo.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,8 @@ class Constraints:
 
     def __init__(self, masks: MaskComputer) -> None:
         self._computer = masks
-        self._side = ThreadPoolExecutor(1, "octavo-masks")
         self._open: dict[str, Constraint] = {}
         self._initial: dict[str, tuple[int, ...]] = {}
-        self._masks: dict[str, memoryview] = {}
-        self._coming: tuple[dict[str, Constraint], Future[list[memoryview]]] | None = None
 
     def open(self, request: Request) -> tuple[int, ...]:
         """Begins an answer; gives the tokens it must begin with, at least one fewer than it may have.
@@ -61,26 +58,18 @@ class Constraints:
     def close(self, request_id: str) -> None:
         self._open.pop(request_id, None)
         self._initial.pop(request_id, None)
-        self._masks.pop(request_id, None)
-
-    def close_all(self) -> None:
-        """Ends the thread."""
-        self._side.shutdown()
 
     def masked(self, plan: StepPlan, request_ids: Sequence[str]) -> StepPlan:
         """The plan, whose steps belong to these requests, with a mask for each step that samples and needs one."""
         if not self._open:
             return plan
-        self._collect_masks()
-        sampling = [
-            request_id for request_id, step in zip(request_ids, plan.steps, strict=True)
-            if step.samples and request_id not in self._masks
-        ]  # fmt: skip
-        missing = self._restricted(sampling)
-        if missing:
-            self._masks.update(zip(missing, self._compute(missing), strict=True))
-        steps = zip(request_ids, plan.steps, strict=True)
-        return replace(plan, steps=tuple([self._masked_step(request_id, step) for request_id, step in steps]))
+        steps = list(plan.steps)
+        sampling = [position for position, step in enumerate(steps) if step.samples]
+        matchers = {position: self._matcher(request_ids[position]) for position in sampling}
+        matchers = {position: matcher for position, matcher in matchers.items() if matcher is not None}
+        for position, mask in zip(matchers, self._computer.compute(list(matchers.values())), strict=True):
+            steps[position] = replace(steps[position], mask=mask)
+        return replace(plan, steps=tuple(steps))
 
     def advance(self, tokens: list[NewToken]) -> Advance:
         """Takes in what a step sampled."""
@@ -92,18 +81,12 @@ class Constraints:
             if constraint is None:
                 advance.tokens.append(token)
                 continue
-            self._masks.pop(token.request_id, None)
             try:
                 self._follow(constraint, token, advance)
             except RequestError as error:
                 advance.refused[token.request_id] = error
+                self.close(token.request_id)
         return advance
-
-    def begin_masks(self) -> None:
-        """Starts on the masks that the next step may need."""
-        restricted = self._restricted([request_id for request_id in self._open if request_id not in self._masks])
-        if restricted:
-            self._coming = (restricted, self._side.submit(self._compute, restricted))
 
     def _follow(self, constraint: Constraint, token: NewToken, advance: Advance) -> None:
         request_id = token.request_id
@@ -117,27 +100,10 @@ class Constraints:
         if forced:
             advance.forced[request_id] = forced
 
-    def _restricted(self, request_ids: Sequence[str]) -> dict[str, Constraint]:
-        """Those of which not every token may come next."""
-        found = {request_id: self._open.get(request_id) for request_id in request_ids}
-        return {key: constraint for key, constraint in found.items() if constraint and constraint.matcher is not None}
-
-    def _compute(self, constraints: Mapping[str, Constraint]) -> list[memoryview]:
-        return self._computer.compute([constraint.matcher for constraint in constraints.values()])
-
-    def _collect_masks(self) -> None:
-        """Waits for the masks begun. Of a request that has been closed since they are of no use."""
-        if self._coming is None:
-            return
-        constraints, masks = self._coming
-        self._coming = None
-        for (request_id, constraint), mask in zip(constraints.items(), masks.result(), strict=True):
-            if self._open.get(request_id) is constraint:
-                self._masks[request_id] = mask
-
-    def _masked_step(self, request_id: str, step: RowStep) -> RowStep:
-        mask = self._masks.get(request_id) if step.samples else None
-        return step if mask is None else replace(step, mask=mask)
+    def _matcher(self, request_id: str) -> Any:
+        """What tells which tokens may come next; None if all may."""
+        constraint = self._open.get(request_id)
+        return None if constraint is None else constraint.matcher
 
 
 _ANY_NUMBER = 2**31

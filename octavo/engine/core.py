@@ -154,7 +154,6 @@ class EngineCore:
         for request_id, token_ids in advance.forced.items():
             if request_id in self._scheduler:
                 self._scheduler.extend(request_id, token_ids)
-        self._constraints.begin_masks()
         num_beam_tokens = len(tokens) - len(sampled)
         self._report_step(self._scheduler.step_counts, len(advance.tokens) + num_beam_tokens, now - started)
         return deltas
@@ -177,7 +176,6 @@ class EngineCore:
 
     def close(self) -> None:
         """Gives back what the backend holds. What the KV cache knows is saved first, if there is a store for it."""
-        self._constraints.close_all()
         if self.healthy:
             self._save_prefixes()
         self._kv.close_store()

@@ -25,6 +25,8 @@ class MaskComputer:
 
         A matcher that cannot go on gives a mask of zeros and refuses the token that then comes.
         """
+        if not matchers:
+            return []
         if self._executor is None:
             from llguidance import LLExecutor
 

@@ -165,7 +165,7 @@ def test_a_token_that_may_not_come_fails_its_request_alone() -> None:
     assert deltas[other.request_id][-1].finish_reason in ("stop", "length") and fake.core.healthy
 
 
-def test_aborted_while_its_mask_is_computed() -> None:
+def test_an_id_that_is_used_again_starts_afresh() -> None:
     fake, request = make("258", FREE, Script(TOKENS))
     fake.core.add_request(request)
     fake.core.step()
