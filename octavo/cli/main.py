@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from octavo.cli import bench, chat, generate, pull, serve, version
+from octavo.cli import bench, chat, generate, pull, run_batch, serve, version
 from octavo.cli.flag_groups import expand_flag_groups
 from octavo.errors import OctavoError
 
@@ -48,7 +48,14 @@ def octavo(
         raise typer.Exit
 
 
-_VERBS: tuple[Callable[..., None], ...] = (serve.serve, chat.chat, generate.generate, pull.pull, version.version)
+_VERBS: tuple[Callable[..., None], ...] = (
+    serve.serve,
+    chat.chat,
+    generate.generate,
+    run_batch.run_batch,
+    pull.pull,
+    version.version,
+)
 for verb in _VERBS:
     app.command()(expand_flag_groups(verb))
 

@@ -184,7 +184,7 @@ def serve(
         with ProgressReport() as progress:
             built = build_engine(args, progress=progress, listeners=(totals,), warm_up=True)
         settings = ServerSettings(
-            served_model_names=tuple(served_model_name or _names(reference)),
+            served_model_names=tuple(served_model_name or names_of(reference)),
             api_keys=keys,
             admin_key=None if admin_key is None else named_key("admin", admin_key),
             log_requests=enable_log_requests,
@@ -220,7 +220,7 @@ def _require_text(flag: str, values: list[str] | None) -> None:
         raise ConfigError(f"{flag} is empty; it must have at least one character, or leave it out")
 
 
-def _names(reference: str) -> list[str]:
+def names_of(reference: str) -> list[str]:
     """What a client may call the model: for a file its name without .gguf, and the reference as it was given."""
     path = Path(reference)
     return [path.stem, reference] if path.suffix == ".gguf" else [reference]

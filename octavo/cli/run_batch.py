@@ -1,0 +1,62 @@
+"""octavo run-batch"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli.flags import EngineFlags, Model, model_or_default
+from octavo.cli.serve import names_of
+
+
+def run_batch(
+    *,
+    engine: EngineFlags,
+    model: Model = None,
+    input_file: Annotated[
+        Path,
+        typer.Option(
+            "--input-file", "-i", exists=True, dir_okay=False, help="OpenAI batch file to answer.", show_default=False
+        ),
+    ],
+    output_file: Annotated[
+        Path,
+        typer.Option(
+            "--output-file",
+            "-o",
+            dir_okay=False,
+            help="Where the answers go; lines that have one there already are passed over.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Answer a file of requests, without a server.
+
+    Each line is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}. What a server would
+    refuse is answered with its error, and a line that is no request with one of its own. May be interrupted and run
+    again.
+    """
+    import asyncio
+
+    from octavo.cli.progress import ProgressReport
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.build import build_engine
+    from octavo.metrics.totals import EngineTotals
+    from octavo.server.run_batch import run_batch as answer_batch
+    from octavo.server.settings import ServerSettings
+
+    reference = model_or_default(model)
+    totals = EngineTotals()
+    with ProgressReport() as progress:
+        built = build_engine(engine.args(reference), progress=progress, listeners=(totals,))
+    settings = ServerSettings(served_model_names=tuple(names_of(reference)))
+    show = sys.stderr.isatty()
+    try:
+        count = asyncio.run(answer_batch(AsyncEngine(built), settings, totals, input_file, output_file, show=show))
+    except KeyboardInterrupt:
+        print("Interrupted; run it again to go on.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(f"{count} lines written to {output_file}", file=sys.stderr)

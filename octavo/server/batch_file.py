@@ -1,0 +1,139 @@
+"""OpenAI's batch files: a request a line in, an answer or an error a line out."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import InvalidValueError
+from octavo.server.in_process import InProcessAnswer
+
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    custom_id: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """Line `number`, counted from 1: a request, or what is wrong with it."""
+
+    number: int
+    custom_id: str | None
+    request: BatchRequest | None = None
+    problem: InvalidValueError | None = None
+
+
+def read_batch(path: Path) -> Iterator[BatchLine]:
+    """The lines of an input file; blank ones are passed over."""
+    seen: set[str] = set()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _line(number, line, seen)
+
+
+def answer_line(line: BatchLine, answer: InProcessAnswer) -> dict[str, Any]:
+    """What an answer of the server becomes, refusals included."""
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.headers.get("x-request-id", ""),
+        "body": json.loads(answer.body),
+    }
+    return _output(line) | {"response": response, "error": None}
+
+
+def error_line(line: BatchLine) -> dict[str, Any]:
+    """What a line that is no request becomes."""
+    assert line.problem is not None
+    error = {"code": line.problem.code, "message": str(line.problem), "line": line.number}
+    return _output(line) | {"response": None, "error": error}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an output file has already: answered ids, and lines of the input that were told to be wrong."""
+
+    custom_ids: frozenset[str]
+    line_numbers: frozenset[int]
+
+    def has(self, line: BatchLine) -> bool:
+        if line.request is None:
+            return line.number in self.line_numbers
+        return line.request.custom_id in self.custom_ids
+
+
+def read_done(path: Path) -> Done:
+    """Reads an output file, if there is one, and cuts off a last line that was not written to its end."""
+    if not path.exists():
+        return Done(frozenset(), frozenset())
+    custom_ids: set[str] = set()
+    line_numbers: set[int] = set()
+    with path.open("r+b") as file:
+        whole_bytes = 0
+        for text in file:
+            if not text.endswith(b"\n"):
+                break
+            whole_bytes += len(text)
+            written = json.loads(text)
+            if written["error"] is None:
+                custom_ids.add(written["custom_id"])
+            else:
+                line_numbers.add(written["error"]["line"])
+        file.truncate(whole_bytes)
+    return Done(frozenset(custom_ids), frozenset(line_numbers))
+
+
+def _output(line: BatchLine) -> dict[str, Any]:
+    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id}
+
+
+def _line(number: int, text: bytes, seen: set[str]) -> BatchLine:
+    custom_id: str | None = None
+    try:
+        fields = _fields(text)
+        custom_id = _text(fields, "custom_id")
+        if custom_id in seen:
+            raise InvalidValueError(f"custom_id {custom_id!r} has been used by an earlier line")
+        seen.add(custom_id)
+        return BatchLine(number, custom_id, _request(fields, custom_id))
+    except InvalidValueError as error:
+        return BatchLine(number, custom_id, problem=InvalidValueError(f"line {number}: {error}", code=error.code))
+
+
+def _request(fields: dict[str, Any], custom_id: str) -> BatchRequest:
+    method, path, body = _text(fields, "method"), _text(fields, "url"), fields.get("body")
+    if method != "POST":
+        raise InvalidValueError(f"method is {method!r}; it must be POST")
+    if path not in PATHS:
+        raise InvalidValueError(f"url is {path!r}; it must be one of {', '.join(PATHS)}")
+    if not isinstance(body, dict):
+        raise InvalidValueError("body is missing; it must be an object")
+    if body.get("stream"):
+        raise InvalidValueError("body.stream is true; answers in a file are not streamed")
+    return BatchRequest(custom_id, path, json.dumps(body).encode())
+
+
+def _fields(text: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise InvalidValueError("not a JSON object")
+    return fields
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidValueError(f"{name} is missing; it must be non-empty text")
+    return value
