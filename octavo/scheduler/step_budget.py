@@ -14,7 +14,7 @@ class StepBudget:
     """Tokens and, where time is bounded, seconds that are left for prompts. An infinite time is no bound.
 
     The first prompt gets `least` tokens whatever the time. A share is a budget within a budget: what is spent of it is
-    spent of the whole, too.
+    spent of the whole, too. It may come down to a single token, unless so little is known that trying teaches more.
     """
 
     __slots__ = ("_least", "_model", "_untouched", "_whole", "seconds", "tokens")
@@ -37,7 +37,8 @@ class StepBudget:
 
     def share(self, tokens: int, seconds: float) -> StepBudget:
         """A part of it, no larger than the whole."""
-        return StepBudget(min(tokens, self.tokens), min(seconds, self.seconds), self._model, least=1, whole=self)
+        least = LEAST_PREFILL_TOKENS if self._model.vague else 1
+        return StepBudget(min(tokens, self.tokens), min(seconds, self.seconds), self._model, least=least, whole=self)
 
     def fit(self, wanted: int, position: int) -> int:
         """How many of `wanted` tokens from `position` on there is room for."""

@@ -9,10 +9,12 @@ _TOKENS = 100.0
 _CONTEXT_TOKENS = 100_000.0
 _REQUESTS = 100.0
 
-_DRIFT = 0.003
-"""Of its size that a coefficient may change by from one step to the next, as machines slow down and speed up."""
-_NOISE = 0.05
-"""Relative error of a single measurement."""
+_FORGETTING = 0.99
+"""A step 70 steps ago counts half: machines slow down and speed up."""
+_SWEEPS = 4
+"""Of the descent after each step; it goes on from where it was."""
+_VAGUE = 0.1
+"""Mean relative error from which on a prediction is not worth much."""
 _LEAST_STEPS = 8
 _OUTLIER = 3.0
 """A residual beyond so many mean absolute residuals is cut to that: a page fault or a busy neighbour is no trend."""
@@ -42,16 +44,17 @@ class StepSize:
 class StepTimeModel:
     """seconds = a + b * tokens + c * context tokens + d * requests, none of them negative.
 
-    Recursive least squares on relative errors, with coefficients that walk at random (a Kalman filter): what a step
-    does not tell about stays as it was, only less certain. A residual far beyond the usual is clipped. Source: Ljung,
-    System Identification, 2nd edition, section 11.2. One observation costs about 6 us.
+    Least squares on relative errors over the last steps, exponentially forgotten; coordinate descent keeps the
+    coefficients from becoming negative. What recent steps do not tell apart stays as it was. A residual far beyond the
+    usual is clipped (Huber). One observation costs about 10 us.
     """
 
-    __slots__ = ("_covariance", "_mean_residual", "_weights", "num_steps")
+    __slots__ = ("_mean_residual", "_moments", "_products", "_weights", "num_steps")
 
     def __init__(self) -> None:
         self._weights = [0.0, 0.0, 0.0, 0.0]
-        self._covariance = [[100.0 if row == column else 0.0 for column in range(4)] for row in range(4)]
+        self._products = [[0.0] * 4 for _ in range(4)]  # sum of x x'
+        self._moments = [0.0] * 4  # sum of x y, where y is 1 but for clipping
         self._mean_residual = 0.0
         self.num_steps = 0
 
@@ -60,13 +63,18 @@ class StepTimeModel:
         """Whether enough steps were seen for a prediction to mean something."""
         return self.num_steps >= _LEAST_STEPS
 
+    @property
+    def vague(self) -> bool:
+        """Whether predictions have been far off: steps of other sizes would teach something."""
+        return self._mean_residual > _VAGUE
+
     def predict_s(self, size: StepSize) -> float:
         """Seconds that such a step takes."""
-        return sum(w * x for w, x in zip(self._coefficients, _features(size), strict=True))
+        return sum(w * x for w, x in zip(self._weights, _features(size), strict=True))
 
     def added_s(self, num_tokens: int, position: int) -> float:
         """Seconds that a request adds to a step by computing `num_tokens` from `position` on."""
-        _, per_tokens, per_context, per_requests = self._coefficients
+        _, per_tokens, per_context, per_requests = self._weights
         context = num_tokens * (position + num_tokens / 2)
         return per_tokens * num_tokens / _TOKENS + per_context * context / _CONTEXT_TOKENS + per_requests / _REQUESTS
 
@@ -88,13 +96,11 @@ class StepTimeModel:
         if seconds <= 0.0 or size.num_tokens == 0:
             return
         x = [feature / seconds for feature in _features(size)]
-        residual = self._clipped(1.0 - sum(w * v for w, v in zip(self._weights, x, strict=True)))
-        self._learn(x, residual)
+        predicted = sum(w * v for w, v in zip(self._weights, x, strict=True))
+        self._accumulate(x, predicted + self._clipped(1.0 - predicted))
+        for _ in range(_SWEEPS):
+            self._descend()
         self.num_steps += 1
-
-    @property
-    def _coefficients(self) -> list[float]:
-        return [weight if weight > 0.0 else 0.0 for weight in self._weights]
 
     def _clipped(self, residual: float) -> float:
         """A residual of a fit that has settled, cut to `_OUTLIER` times the usual."""
@@ -106,16 +112,22 @@ class StepTimeModel:
         self._mean_residual += 0.05 * (abs(clipped) - self._mean_residual)
         return clipped
 
-    def _learn(self, x: list[float], residual: float) -> None:
-        covariance, weights = self._covariance, self._weights
-        projected = [sum(p * v for p, v in zip(row, x, strict=True)) for row in covariance]
-        scale = 1.0 / (_NOISE * _NOISE + sum(v * p for v, p in zip(x, projected, strict=True)))
-        for i, row in enumerate(covariance):
-            gain = projected[i] * scale
-            weights[i] += gain * residual
+    def _accumulate(self, x: list[float], y: float) -> None:
+        """Adds an observation, `y` = weights * `x`, to what is left of those before."""
+        moments = self._moments
+        for i, row in enumerate(self._products):
+            value = x[i]
+            moments[i] = _FORGETTING * moments[i] + value * y
             for j in range(4):
-                row[j] -= gain * projected[j]
-            row[i] += (_DRIFT * weights[i]) ** 2
+                row[j] = _FORGETTING * row[j] + value * x[j]
+
+    def _descend(self) -> None:
+        """Each coefficient in turn takes its best value that is not negative, the others being what they are."""
+        weights = self._weights
+        for i, row in enumerate(self._products):
+            if row[i] > 0.0:
+                slope = self._moments[i] - sum(p * w for p, w in zip(row, weights, strict=True))
+                weights[i] = max(0.0, weights[i] + slope / row[i])
 
 
 def _features(size: StepSize) -> tuple[float, float, float, float]:

@@ -77,6 +77,19 @@ def test_an_hour_of_steps_all_alike_is_survived() -> None:
     assert machine.worst_error(model) < 0.2
 
 
+def test_steps_of_one_batch_size_do_not_hide_what_prompts_cost() -> None:
+    """The same six requests from the start, a first step that warms up: part of the law cannot be told apart."""
+    model, machine = StepTimeModel(), Machine(0, noise=0.2)
+    model.observe(StepSize(180, 2700.0, 6), 0.28)
+    decoding = StepSize(6, 2000.0, 6)
+    for step in range(300):
+        size = decoding if step < 40 else decoding.plus(7 + step % 20, step * 10)
+        model.observe(size, machine.measured_s(size))
+    for num_tokens in (5, 20, 40):
+        size = decoding.plus(num_tokens, 2000)
+        assert abs(model.predict_s(size) / machine.exact_s(size) - 1) < 0.2
+
+
 def test_affordable_tokens_are_the_most_that_fit() -> None:
     model, machine = StepTimeModel(), Machine(0)
     machine.teach(model, 500)
