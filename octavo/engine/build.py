@@ -21,7 +21,6 @@ from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.kvcache.window_group import WindowGroup
 from octavo.metrics.stats import StatsListener
-from octavo.step import KvGroup
 from octavo.tokenizer.gguf import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.weights import references
@@ -132,7 +131,7 @@ def _assemble(
         core=EngineCore(
             executor,
             tokenizer,
-            _kv_cache(config, executor.kv_groups),
+            _kv_cache(config, executor),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             masks=MaskComputer(config.vocab_size, config.threads),
@@ -142,14 +141,15 @@ def _assemble(
     )
 
 
-def _kv_cache(config: EngineConfig, groups: Sequence[KvGroup]) -> KvCache:
+def _kv_cache(config: EngineConfig, executor: NativeExecutor) -> KvCache:
+    groups = executor.kv_groups
     window_groups = zip(config.num_window_blocks, groups[1:], strict=True)
     return KvCache(
         config.num_blocks,
         [WindowGroup(num_blocks, group.window) for num_blocks, group in window_groups],
         prefix_caching=config.enable_prefix_caching,
         eviction_policy=config.prefix_eviction_policy,
-        store=open_block_store(config, groups),
+        store=open_block_store(config, groups, executor.build),
     )
 
 

@@ -19,8 +19,11 @@ from octavo.version import __version__
 logger = logging.getLogger(__name__)
 
 
-def open_block_store(config: EngineConfig, groups: Sequence[KvGroup]) -> BlockStore | None:
-    """What `--kv-offload-dir` asks for. Raises `ConfigError` when the folder cannot be used."""
+def open_block_store(config: EngineConfig, groups: Sequence[KvGroup], build: str) -> BlockStore | None:
+    """What `--kv-offload-dir` asks for, with the blocks that the backend's `build` can read.
+
+    Raises `ConfigError` when the folder cannot be used.
+    """
     if config.kv_offload_dir is None:
         return None
     part_bytes = [group.block_bytes for group in groups]
@@ -30,7 +33,7 @@ def open_block_store(config: EngineConfig, groups: Sequence[KvGroup]) -> BlockSt
         )
     try:
         store = BlockStore(
-            Path(config.kv_offload_dir), _fingerprint(config, groups), part_bytes, config.kv_offload_bytes
+            Path(config.kv_offload_dir), _fingerprint(config, groups, build), part_bytes, config.kv_offload_bytes
         )
     except OSError as error:
         raise ConfigError(f"--kv-offload-dir {config.kv_offload_dir} cannot be used: {error}") from error
@@ -38,12 +41,13 @@ def open_block_store(config: EngineConfig, groups: Sequence[KvGroup]) -> BlockSt
     return store
 
 
-def _fingerprint(config: EngineConfig, groups: Sequence[KvGroup]) -> bytes:
+def _fingerprint(config: EngineConfig, groups: Sequence[KvGroup], build: str) -> bytes:
     """Everything that the bytes of a block depend on beside the tokens."""
     with Path(config.model_path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     parts = {
         "version": __version__,
+        "build": build,
         "model": digest,
         "isa": config.isa,
         "activation_dtype": config.activation_dtype,

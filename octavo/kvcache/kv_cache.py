@@ -288,12 +288,14 @@ class KvCache:
     def _want(self, table: BlockTable, node: PrefixNode) -> None:
         wanted = table.node.standing()
         table.node = node
-        if not table.is_waiting:
-            table.is_waiting = True
-            self._prefixes.want(node)
-        elif wanted is not node:
+        if table.is_waiting and wanted is node:
+            return
+        if table.is_waiting:
             self._prefixes.unwant(wanted)
-            self._prefixes.want(node)
+        table.is_waiting = True
+        self._prefixes.want(node)
+        for group in self._groups:
+            group.touch(node)
 
     def _take_over(self, table: BlockTable, match: PrefixMatch) -> None:
         """The request holds its prefix instead of wanting it."""

@@ -137,6 +137,15 @@ class WindowGroup:
             self._known[node] = block_id
             self._nodes[block_id] = node
 
+    def touch(self, node: PrefixNode) -> None:
+        """Somebody waits who will take over the prefix that ends in `node`: what that needs is to go last."""
+        first = self.first_visible(node.depth * BLOCK_TOKENS)
+        while node.depth > first:
+            if node in self._cached:
+                self._cached.move_to_end(node)
+            assert node.parent is not None
+            node = node.parent
+
     def forget(self, node: PrefixNode) -> None:
         block_id = self._known.pop(node, None)
         if block_id is not None:

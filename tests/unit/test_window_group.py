@@ -30,3 +30,22 @@ def test_a_prefix_is_usable_where_every_block_is_known_that_the_next_token_sees(
 
     expected = max(depth for depth in range(len(chain)) if is_usable(depth))
     assert group.usable(chain[-1]) is chain[expected]
+
+
+def test_what_a_waiting_request_will_take_over_goes_last() -> None:
+    tree, group = PrefixTree(), WindowGroup(6, 17)
+    root = tree.open(PrefixKey())
+    nodes = []
+    for first in range(3):  # three prefixes of two blocks each
+        blocks = WindowBlocks()
+        group.append(blocks, 2)
+        parent: PrefixNode = root
+        for index, block_id in enumerate(blocks.block_ids):
+            parent = tree.add(parent, bytes([first, index]) * 2 * BLOCK_TOKENS, block_id)
+            group.know(parent, block_id)
+        nodes.append(parent)
+        group.leave(blocks)
+    group.touch(nodes[0])
+    assert group.make_room(4)
+    assert group.usable(nodes[0]) is nodes[0]
+    assert [group.block_of(node) for node in nodes[1:]] == [None, None]

@@ -19,6 +19,7 @@ from octavo.backends.native.library import (
     PackedWeight,
     Program,
     dequantize,
+    library_digest,
 )
 from octavo.backends.native.lower import lower
 from octavo.backends.native.rows import Rows
@@ -102,6 +103,11 @@ class NativeExecutor:
     def kv_groups(self) -> tuple[KvGroup, ...]:
         """The groups of layers of the KV cache: whole context first, then sliding windows."""
         return self._kv_layout.groups
+
+    @property
+    def build(self) -> str:
+        """Names the build of the library: blocks that another one saved may mean something else."""
+        return library_digest().hex()
 
     def allocate(
         self, num_blocks: Sequence[int], max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int

@@ -7,6 +7,7 @@ Failures raise an `OctavoError` with the library's own message.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -38,13 +39,23 @@ class Peak(IntEnum):
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises `ConfigError` when it is missing or cannot be loaded."""
-    path = envs.native_library() or Path(__file__).with_name("liboctavo.so")
+    path = _library_path()
     try:
         return abi.load(path)
     except OSError as error:
         raise ConfigError(f"the native library cannot be loaded: {error}") from error
     except AttributeError as error:
         raise ConfigError(f"the native library {path} does not fit this version of Octavo: {error}") from error
+
+
+def library_digest() -> bytes:
+    """SHA-256 of the library's file: what it computes, and how it lays out memory, may differ from build to build."""
+    with _library_path().open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _library_path() -> Path:
+    return envs.native_library() or Path(__file__).with_name("liboctavo.so")
 
 
 def supported_isas() -> tuple[str, ...]:
