@@ -52,12 +52,13 @@ class FakeEngine:
         poison: int | None = None,
         masks: MaskComputer | None = None,
         scheduling: SchedulingConfig = DEFAULT_SCHEDULING,
+        prefix_caching: bool = True,
     ) -> None:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         tokenizer = cast(Tokenizer, FakeTokenizer(poison))
         self.executor = FakeExecutor(num_blocks, **limits)
         self.stats = Recorder()
-        kv = KvCache(num_blocks)
+        kv = KvCache(num_blocks, prefix_caching=prefix_caching)
         self.pool = kv.pool
         masks = masks or MaskComputer(VOCAB_SIZE, 1)
         self.core = EngineCore(

@@ -116,3 +116,26 @@ def test_a_fanned_out_request_names_its_parent(fake: FakeEngine) -> None:
     assert fan_out(replace(request, sampling=FREE))[0].parent_id is None
     with pytest.raises(InvalidValueError, match="n is 3"):
         fake.core.add_request(request)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_eight_answers_store_their_prompt_once(prefix_caching: bool) -> None:
+    blocks = []
+    for n in (1, 8):
+        fake = FakeEngine(num_blocks=600, prefix_caching=prefix_caching)
+        with LLM.from_engine(fake.engine) as llm:
+            (output,) = llm.generate([[3] * 1000], replace(FREE, n=n, max_tokens=8))
+        assert len({answer.token_ids for answer in output.outputs}) == n
+        assert sum(plan.num_tokens for plan in fake.executor.plans) == 1000 + n * 8 - 1, "a prompt was computed twice"
+        blocks.append(max(step.num_blocks_used for step in fake.stats.steps))
+        assert fake.pool.num_used == 0
+    assert blocks[1] <= 1.2 * blocks[0]
+
+
+def test_without_prefix_caching_nothing_is_shared_between_requests() -> None:
+    fake = FakeEngine(num_blocks=600, prefix_caching=False)
+    with LLM.from_engine(fake.engine) as llm:
+        for _ in range(2):
+            (output,) = llm.generate([[3] * 200], replace(FREE, n=2, max_tokens=2))
+            assert output.num_cached_tokens == 0
+    assert 2 * 200 < sum(step.num_prompt_tokens for step in fake.stats.steps) <= 2 * (200 + 16)
