@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from octavo.errors import InvalidValueError
 from octavo.server.body import read_body
 from octavo.server.chat_preparation import render_chat
-from octavo.server.chat_wire import ChatMessage, ChatRequest, check_template_source
+from octavo.server.chat_wire import ChatMessage, ChatRequest
 from octavo.server.logprobs import Spelling
 from octavo.server.openapi import json_body
 from octavo.server.preparation import prepare
@@ -26,7 +27,7 @@ class TokenizeRequest(WireModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Array[ChatMessage] | None = None
+    messages: Annotated[Array[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -35,12 +36,12 @@ class TokenizeRequest(WireModel):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Array[ToolDefinition] | None = None
 
-    def check(self, *, trusts_templates: bool) -> None:
+    def check(self) -> None:
+        """Raises `InvalidValueError` for what the types cannot say; a conversation is checked as a chat."""
         for name in self.undeclared():
             raise InvalidValueError(f"{name[:200]} is not a known field", param=name[:200], code="unknown_parameter")
         if (self.prompt is None) == (self.messages is None):
             raise InvalidValueError("there must be either prompt or messages", param="prompt")
-        check_template_source(self.chat_template, trusts_templates)
 
     def as_chat(self) -> ChatRequest:
         """The conversation as the chat endpoint would get it."""
@@ -68,7 +69,7 @@ async def tokenize(request: Request) -> Response:
     body = received.content
     if body.model is not None:
         service.check_model(body.model)
-    body.check(trusts_templates=service.settings.trust_request_chat_template)
+    body.check()
     token_ids = await prepare(lambda: _tokenize(service, body), received.num_bytes)
     spelling = Spelling(service.engine.tokenizer)
     return JSONResponse(
@@ -85,7 +86,9 @@ def _tokenize(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         adds = body.add_special_tokens is not False
         return service.engine.tokenizer.encode(body.prompt, add_special_tokens=adds)
-    return service.engine.tokenizer.encode_rendered(_render(service, body.as_chat()))
+    chat = body.as_chat()
+    chat.check(strict=True, trusts_templates=service.settings.trust_request_chat_template)
+    return service.engine.tokenizer.encode_rendered(_render(service, chat))
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))

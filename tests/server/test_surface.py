@@ -51,6 +51,8 @@ def test_a_conversation_is_rendered_as_it_is_answered(shared: Server) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
         ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a", "colour": 1}]}, "messages[0].colour"),
         ("/detokenize", {"tokens": [300]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/v1/chat/completions/render", {"model": "alphabet", "messages": MESSAGES, "top_logprobs": 1}, "top_logprobs"),
