@@ -6,9 +6,15 @@
 namespace octavo {
 namespace {
 
-// Columns computed together: whole panels of every format and whole groups of an operand.
+// The most columns computed together: whole panels of every format and whole groups of an operand.
 constexpr int kGatedColumns = kBf16PanelColumns > kGroup ? kBf16PanelColumns : kGroup;
 static_assert(kGatedColumns % kBf16PanelColumns == 0 && kGatedColumns % kGroup == 0, "whole panels and groups");
+
+// As few of them as can be, so that the panels stay in the first-level cache from one tile of rows to the next.
+inline int gated_block_columns(const PanelFormat& gate, const PanelFormat& up) {
+  int columns = gate.columns > up.columns ? gate.columns : up.columns;
+  return columns > kGroup ? columns : kGroup;
+}
 
 inline F32 silu(F32 x) { return x / (F32::set1(1.0f) + exp(F32::zero() - x)); }
 
@@ -18,10 +24,10 @@ inline F32 gelu_tanh(F32 x) {
 }
 
 // out[rows of the tile][kGatedColumns] of the sweep's block of columns; those beyond the weight are zero.
-inline void block_product(const Operand& src, const oct_weight& weight, const TiledFormat& format,
+inline void block_product(const Operand& src, const oct_weight& weight, const TiledFormat& format, int block_columns,
                           const Sweep& sweep, int64_t tile, float* out) {
   int64_t row = sweep.rows.begin(tile);
-  int num_rows = int(sweep.rows.begin(tile + 1) - row), panels = kGatedColumns / format.columns;
+  int num_rows = int(sweep.rows.begin(tile + 1) - row), panels = block_columns / format.columns;
   const uint8_t* rows = src.data + row * src.row_bytes;
   for (int p = 0; p < panels; ++p) {
     int64_t panel = sweep.block * panels + p;
@@ -36,37 +42,62 @@ inline void block_product(const Operand& src, const oct_weight& weight, const Ti
   }
 }
 
-inline void apply_gate(int activation, const float* gate, float* up, int count) {
-  for (int i = 0; i < count; i += F32::width) {
-    F32 x = F32::load(gate + i);
-    F32 gated = activation == OCT_SILU ? silu(x) : gelu_tanh(x);
-    (gated * F32::load(up + i)).store(up + i);
+// up[num_rows][kGatedColumns] *= activation(gate), in the first `columns` columns.
+inline void apply_gate(int activation, const float* gate, float* up, int num_rows, int columns) {
+  for (int r = 0; r < num_rows; ++r, gate += kGatedColumns, up += kGatedColumns) {
+    for (int i = 0; i < columns; i += F32::width) {
+      F32 x = F32::load(gate + i);
+      F32 gated = activation == OCT_SILU ? silu(x) : gelu_tanh(x);
+      (gated * F32::load(up + i)).store(up + i);
+    }
   }
 }
 
-inline void write_columns(const float* values, int64_t count, const Destination& dst, int64_t row, int64_t column) {
-  if (dst.matrix.data) {
-    memcpy(dst.matrix.data + row * dst.matrix.stride + column, values, size_t(count) * sizeof(float));
+// values[num_rows][kGatedColumns] of whole groups: the magnitudes of all first, which are long chains of dependent steps.
+inline void quantize_whole_groups(const float* values, int num_rows, int groups, const Operand& dst, int64_t row,
+                                  int64_t column) {
+  constexpr int most = kGatedColumns / kGroup;
+  float magnitudes[kMaxTileRows * most];
+  for (int i = 0; i < num_rows * groups; ++i) {
+    magnitudes[i] = largest_magnitude(values + i / groups * kGatedColumns + i % groups * kGroup, kGroup);
   }
-  if (dst.operand.data) quantize_columns(values, count, dst.operand, int(row), column);
-  if (dst.operand2.data) quantize_columns(values, count, dst.operand2, int(row), column);
+  for (int i = 0; i < num_rows * groups; ++i) {
+    int r = i / groups, g = i % groups;
+    Int8Group* dst_row = reinterpret_cast<Int8Group*>(dst.data + (row + r) * dst.row_bytes);
+    quantize_group(values + r * kGatedColumns + g * kGroup, magnitudes[i], dst_row + column / kGroup + g);
+  }
+}
+
+// values[num_rows][kGatedColumns], of which `count` columns are there, to columns of rows of the destination.
+inline void write_block(const float* values, int num_rows, int64_t count, const Destination& dst, int64_t row,
+                        int64_t column) {
+  for (int r = 0; dst.matrix.data && r < num_rows; ++r) {
+    float* dst_row = dst.matrix.data + (row + r) * dst.matrix.stride;
+    memcpy(dst_row + column, values + r * kGatedColumns, size_t(count) * sizeof(float));
+  }
+  if (!dst.operand.data) return;
+  if (dst.operand.kind == OCT_BUFFER_OPERAND_INT8 && count % kGroup == 0) {
+    return quantize_whole_groups(values, num_rows, int(count / kGroup), dst.operand, row, column);
+  }
+  for (int r = 0; r < num_rows; ++r) quantize_columns(values + r * kGatedColumns, count, dst.operand, int(row) + r, column);
 }
 
 inline void gated_linear(const GatedLinearArgs& args, ThreadShare share) {
   TiledFormat gate_format = tiled_format(*args.gate, args.src_gate.kind);
   TiledFormat up_format = tiled_format(*args.up, args.src_up.kind);
   int64_t columns = args.gate->num_rows;
+  int block_columns = gated_block_columns(gate_format, up_format);
   alignas(64) float gate[kMaxTileRows * kGatedColumns], up[kMaxTileRows * kGatedColumns];
-  for_sweeps(args.num_rows, divide_up(columns, kGatedColumns), share, [&](const Sweep& sweep) {
-    int64_t column = sweep.block * kGatedColumns;
-    int64_t count = columns - column < kGatedColumns ? columns - column : kGatedColumns;
+  for_sweeps(args.num_rows, divide_up(columns, block_columns), share, [&](const Sweep& sweep) {
+    int64_t column = sweep.block * block_columns;
+    int64_t count = columns - column < block_columns ? columns - column : block_columns;
     for (int64_t tile = sweep.first; tile < sweep.last; ++tile) {
       int64_t row = sweep.rows.begin(tile);
       int num_rows = int(sweep.rows.begin(tile + 1) - row);
-      block_product(args.src_gate, *args.gate, gate_format, sweep, tile, gate);
-      block_product(args.src_up, *args.up, up_format, sweep, tile, up);
-      apply_gate(args.activation, gate, up, num_rows * kGatedColumns);
-      for (int r = 0; r < num_rows; ++r) write_columns(up + r * kGatedColumns, count, args.dst, row + r, column);
+      block_product(args.src_gate, *args.gate, gate_format, block_columns, sweep, tile, gate);
+      block_product(args.src_up, *args.up, up_format, block_columns, sweep, tile, up);
+      apply_gate(args.activation, gate, up, num_rows, block_columns);
+      write_block(up, num_rows, count, args.dst, row, column);
     }
   });
 }
