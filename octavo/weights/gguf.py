@@ -186,6 +186,15 @@ class GGUFFile:
             self._unmap()
             raise
 
+    def forget(self, data: npt.NDArray[np.uint8]) -> None:
+        """Let the memory that maps a tensor's data be used for something else; reading it again reads the file."""
+        if self._map is None:
+            return
+        start = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
+        first, last = -(-start // mmap.PAGESIZE), (start + data.nbytes) // mmap.PAGESIZE
+        if first < last:
+            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
     def close(self) -> None:
         """Drop the tensors and unmap the file, at the latest when the last view of its data goes."""
         self.tensors = {}

@@ -46,6 +46,22 @@ def test_a_vocabulary_is_read_quickly(model: str, limit_s: float, request: pytes
     assert min(seconds) < limit_s
 
 
+def test_a_forgotten_tensor_takes_no_memory_and_can_be_read_again(smollm2_path: Path) -> None:
+    """While weights are packed, the file must not pile up beside them."""
+
+    def mapped_bytes() -> int:
+        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")]
+        return int(line.split()[1]) * 1024
+
+    with GGUFFile(smollm2_path) as file:
+        largest = max(file.tensors.values(), key=lambda tensor: tensor.data.nbytes)
+        before = largest.data.copy()
+        held = mapped_bytes()
+        file.forget(largest.data)
+        assert mapped_bytes() < held - 0.9 * largest.data.nbytes
+        np.testing.assert_array_equal(largest.data, before)
+
+
 def test_closing_unmaps_the_file(smollm2_path: Path) -> None:
     def mapped() -> bool:
         return smollm2_path.name in Path("/proc/self/maps").read_text()

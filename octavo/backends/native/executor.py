@@ -78,6 +78,7 @@ class NativeExecutor:
                 self._weights |= _packed(self._context, layouts[name], tensor)
             else:
                 self._vectors[name] = _vector(tensor)
+            checkpoint.forget(tensor)
             report.packed(tensor)
         self._rows: Rows | None = None
         self._arrays: StepArrays | None = None
