@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.grammar.dates import with_real_dates
 from octavo.grammar.forms import (
     Chain,
     Form,
@@ -128,7 +129,7 @@ class _Writer:
 
 def styled(schema: Mapping[str, Any] | bool, style: JsonStyle) -> dict[str, Any]:
     """The schema with our way of writing JSON in place of any it asks for, and nothing in it ignored."""
-    fields = schema if isinstance(schema, Mapping) else {}
+    fields = with_real_dates(schema) if isinstance(schema, Mapping) else {}
     return {**fields, "x-guidance": _options(style)}
 
 

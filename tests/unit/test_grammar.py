@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
@@ -166,6 +168,21 @@ def test_other_forms(fields: dict[str, Any], holds: Callable[[str], Any]) -> Non
     form, rng = of(**fields), random.Random(7)
     texts = [text for text in (ramble(form, rng) for _ in range(20)) if text is not None]
     assert texts and all(holds(text) for text in texts)
+
+
+def test_dates_exist() -> None:
+    nested = {"type": "object", "properties": {"on": {"anyOf": [{"type": "string", "format": "date"}]}}}
+    form = of(json={**nested, "additionalProperties": {"const": {"format": "date"}}})
+    for year, month, day in itertools.product(("0000", "0001", "1900", "2000", "2023", "2024"), range(14), range(33)):
+        text = f"{year}-{month:02}-{day:02}"
+        try:
+            exists = bool(date.fromisoformat(text))
+        except ValueError:
+            exists = False
+        assert takes(form, json.dumps({"on": text})) == exists, text
+    assert takes(form, '{"else": {"format": "date"}}')
+    moment = of(json={"type": "string", "format": "date-time"})
+    assert takes(moment, '"2024-02-29T23:59:59.5+01:00"') and not takes(moment, '"2023-02-29T00:00:00Z"')
 
 
 def test_whitespace_in_json() -> None:
