@@ -22,7 +22,7 @@ from octavo.backends.native.instructions import (
 )
 from octavo.backends.native.library import Context, PackedWeight
 from octavo.backends.native.lower import operand_kind
-from octavo.quant.gguf import layout_of
+from octavo.quant.gguf import Layout, layout_of
 from octavo.weights.gguf import GGUFType
 
 # Where the fp16 scales of a block lie; everything else may hold any bits.
@@ -66,6 +66,8 @@ def random_blocks(rng: np.random.Generator, encoding: GGUFType, shape: Shape) ->
 class ColdProducts:
     """One product over and over, each time with other weights: `cold_bytes` of them, more than a cache holds.
 
+    `layout` is how they are packed; None: as a quantised model would be.
+
     Activations are zero, which takes as long as any others without refined groups. A barrier follows each product,
     as in a model.
     """
@@ -78,9 +80,11 @@ class ColdProducts:
         shape: Shape,
         max_rows: int,
         cold_bytes: int,
+        layout: Layout | None = None,
     ) -> None:
         self._context = context
-        layout = layout_of(encoding, "int8")
+        if layout is None:
+            layout = layout_of(encoding, "int8")
         blocks = random_blocks(rng, encoding, shape)
         sides = 2 if shape.gated else 1
 

@@ -16,12 +16,14 @@ const char* kind_name(int kind) {
     case OCT_BUFFER_OPERAND_INT8: return "int8 operand";
     case OCT_BUFFER_OPERAND_BF16: return "bf16 operand";
     case OCT_BUFFER_OPERAND_INT8_REFINED: return "refined int8 operand";
+    case OCT_BUFFER_OPERAND_INT8_ROW: return "int8 row operand";
   }
   return "unknown";
 }
 
 bool takes(const oct_weight& weight, int kind) {
   if (weight.layout == OCT_LAYOUT_BF16) return kind == OCT_BUFFER_OPERAND_BF16;
+  if (weight.layout == OCT_LAYOUT_INT8_CHANNEL) return kind == OCT_BUFFER_OPERAND_INT8_ROW;
   return kind == OCT_BUFFER_OPERAND_INT8 || kind == OCT_BUFFER_OPERAND_INT8_REFINED;
 }
 
@@ -82,7 +84,9 @@ class InstructionCheck {
   }
   const oct_buffer& operand_of(const char* role, int index, const oct_weight& weight) const {
     const oct_buffer& found = operand(role, index);
-    const char* needed = weight.layout == OCT_LAYOUT_BF16 ? "a bf16 operand" : "an int8 operand";
+    const char* needed = weight.layout == OCT_LAYOUT_BF16           ? "a bf16 operand"
+                         : weight.layout == OCT_LAYOUT_INT8_CHANNEL ? "an int8 row operand"
+                                                                    : "an int8 operand";
     require(takes(weight, found.kind), named(role, index) + " must be " + needed + " for a weight in layout " +
                                            layout_name(weight.layout) + ", but is of kind " + kind_name(found.kind));
     columns(role, index, weight.num_columns);
@@ -180,8 +184,9 @@ class InstructionCheck {
     rows("src_up", src_up, src.row_space);
     columns("dst", op.dst, gate.num_rows);
     rows("dst", op.dst, src.row_space);
-    require(buffer("dst", op.dst).kind != OCT_BUFFER_OPERAND_INT8_REFINED,
-            named("dst", op.dst) + " is refined, which takes whole rows");
+    int kind = buffer("dst", op.dst).kind;
+    require(kind != OCT_BUFFER_OPERAND_INT8_REFINED && kind != OCT_BUFFER_OPERAND_INT8_ROW,
+            named("dst", op.dst) + " is a " + kind_name(kind) + ", which takes whole rows");
     require(op.dst != op.src && op.dst != src_up, named("dst", op.dst) + " is also a source");
   }
 
@@ -254,6 +259,9 @@ class InstructionCheck {
     require(inputs_fit && widths_fit && down.num_rows == src.columns,
             "gates of " + shape_of(gate) + ", ups of " + shape_of(up) + " and downs of " + shape_of(down) +
                 " do not fit " + std::to_string(src.columns) + " columns");
+    for (const oct_weight* first : {&gate, &up, &down}) {
+      require(first->layout != OCT_LAYOUT_INT8_CHANNEL, "experts cannot be in layout int8 channel");
+    }
     for (int e = 0; e < op.num_experts; ++e) {
       same("gates", op.gates[e], gate);
       same("ups", op.ups[e], up);
@@ -292,7 +300,7 @@ class InstructionCheck {
 void validate_buffers(const std::vector<oct_buffer>& buffers) {
   for (size_t i = 0; i < buffers.size(); ++i) {
     const oct_buffer& buffer = buffers[i];
-    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_INT8_REFINED;
+    bool kind = buffer.kind >= OCT_BUFFER_F32 && buffer.kind <= OCT_BUFFER_OPERAND_INT8_ROW;
     bool row_space = buffer.row_space == OCT_ROWS_TOKENS || buffer.row_space == OCT_ROWS_LOGITS;
     if (kind && row_space && buffer.columns >= 1) continue;
     throw Error("buffer " + std::to_string(i) + " of kind " + std::to_string(buffer.kind) + ", row space " +

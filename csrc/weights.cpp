@@ -14,6 +14,7 @@ const char* layout_name(int layout) {
   switch (layout) {
     case OCT_LAYOUT_BF16: return "bf16";
     case OCT_LAYOUT_GROUPED: return "grouped";
+    case OCT_LAYOUT_INT8_CHANNEL: return "int8 channel";
   }
   return "unknown";
 }
@@ -49,7 +50,7 @@ void check_shape(const GgufTypeTraits& traits, int64_t num_rows, int64_t num_col
 std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_type, int64_t num_rows,
                                      int64_t num_columns) {
   const GgufTypeTraits& traits = require_type(gguf_type);
-  if (layout != OCT_LAYOUT_BF16 && layout != OCT_LAYOUT_GROUPED) {
+  if (layout < OCT_LAYOUT_BF16 || layout > OCT_LAYOUT_INT8_CHANNEL) {
     throw Error("there is no layout " + std::to_string(layout));
   }
   check_shape(traits, num_rows, num_columns);
@@ -57,7 +58,7 @@ std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_
   weight->kernels = &context.kernels;
   weight->layout = layout;
   weight->gguf_type = gguf_type;
-  if (layout != OCT_LAYOUT_BF16) {
+  if (layout == OCT_LAYOUT_GROUPED) {
     GgufTypeTraits codes = codes_of(traits);
     weight->code_bits = codes.code_bits;
     weight->group = codes.group;

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from benchmarks.gates.gate import Gate
 from benchmarks.kernels import SHAPES, Figure, Limits, measure_shape
-from benchmarks.machine import State
-from octavo.backends.native.library import Context
+from benchmarks.machine import State, measure_state
+from benchmarks.products import ColdProducts
+from octavo.backends.native.library import Context, Peak
+from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
 
 WIDE = ("SmolLM2 gate", "Qwen-0.5B gate", "Qwen-1.5B down")  # 1,024 columns and more
@@ -21,6 +26,7 @@ REPEATS = 3
 def measure(context: Context) -> Iterator[Gate]:
     for name, shapes, required in (("N >= 1024", WIDE, 0.85), ("N = 576/960", NARROW, 0.78)):
         yield _of_peak(context, f"bf16 GEMM, M >= 128, {name}", shapes, GGUFType.BF16, required)
+    yield _channel(context)
     yield _of_peak(context, "int8 GEMM, M >= 128, groups of 32", WIDE, GGUFType.Q8_0, 0.62)
     for kind in (GGUFType.BF16, GGUFType.Q8_0, GGUFType.Q4_1, GGUFType.Q5_0):
         yield _of_bandwidth(context, f"GEMV M = 1, {kind.name}, under 2 MB", SMALL, kind, 0.85)
@@ -35,6 +41,22 @@ def _of_peak(context: Context, name: str, shapes: Sequence[str], kind: GGUFType,
         for limits, figure in _figures(context, shapes, kind, MANY_ROWS)
     ]
     return _worst("GEMM", name, found, required)
+
+
+def _channel(context: Context) -> Gate:
+    """Weights with a scale for each row, activations with one for each row; the worst of the shapes and row counts."""
+    found = []
+    for shape in (shape for shape in SHAPES if shape.name in WIDE):
+        state, peak_gops = measure_state(context), context.peak_gops(Peak.INT8)
+        rng = np.random.default_rng(0)
+        product = ColdProducts(context, rng, GGUFType.BF16, shape, max(MANY_ROWS), 24 * 2**20, Layout.INT8_CHANNEL)
+        for rows in MANY_ROWS:
+            seconds = statistics.median(min(product.seconds(rows) for _ in range(4)) for _ in range(REPEATS))
+            gops = 2 * rows * shape.num_weights / seconds * 1e-9
+            found.append((gops / peak_gops, f"worst: {shape.name}, M = {rows}, {seconds * 1e6:.0f} us", state))
+        product.close()
+    share, note, state = min(found, key=lambda entry: entry[0])
+    return Gate("GEMM", "int8 GEMM, M >= 128, per channel", "%", 0.82, share, state, of_floor=share, note=note)
 
 
 def _of_bandwidth(context: Context, name: str, shapes: Sequence[str], kind: GGUFType, required: float) -> Gate:

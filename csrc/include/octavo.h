@@ -39,6 +39,7 @@ const char* oct_context_isa(const oct_context*);
 enum oct_layout {
   OCT_LAYOUT_BF16 = 0,     // bf16 values
   OCT_LAYOUT_GROUPED = 1,  // codes of 4, 5, 6 or 8 bits, a scale for 16 or 32 columns, a minimum for 32 or none
+  OCT_LAYOUT_INT8_CHANNEL = 2,  // codes of 8 bits, a scale for each row
 };
 
 typedef struct oct_weight oct_weight;
@@ -86,6 +87,7 @@ enum oct_buffer_kind {
   OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with grouped weights: int8 codes, a scale for each 32
   OCT_BUFFER_OPERAND_BF16 = 2,  // left operand of a product with bf16 weights
   OCT_BUFFER_OPERAND_INT8_REFINED = 3,  // INT8, with second codes for groups of outliers; written by whole rows
+  OCT_BUFFER_OPERAND_INT8_ROW = 4,  // for weights with a scale for each row: int8 codes, one scale; written by whole rows
 };
 enum oct_row_space { OCT_ROWS_TOKENS = 0, OCT_ROWS_LOGITS = 1 };
 

@@ -3,6 +3,7 @@
 // INT8: a row is a run of Int8Group, one for each 32 columns. For weights of integer codes.
 // INT8_REFINED: two such runs. The second holds, for groups that stand out of their row, what rounding left of the first;
 // an outlier makes the step size of its group coarse, and such groups cause most of the rounding error of a row.
+// INT8_ROW: an Int8RowHeader, then int8 codes with one scale for all of the row. For weights with a scale for each row.
 // BF16: a row of values rounded to bf16. AVX2 and scalar builds keep the rounded values as fp32, which their
 // multipliers want; AVX-512 keeps bf16.
 //
@@ -27,6 +28,13 @@ struct Int8Group {           // value = scale * code
 };
 static_assert(sizeof(Int8Group) == 56, "operand rows are read by offsets");
 
+struct Int8RowHeader {  // value = scale * code
+  float scale;
+  int32_t negated_sum;  // of the codes
+  uint8_t padding[56];
+};
+static_assert(sizeof(Int8RowHeader) == 64, "codes start on a cache line");
+
 #ifdef OCT_VEC_AVX512
 using Bf16Element = uint16_t;
 #else
@@ -37,9 +45,13 @@ inline int64_t padded_columns(int64_t columns) { return (columns + kGroup - 1) /
 
 inline int64_t operand_row_bytes(int kind, int64_t columns) {
   int64_t groups = padded_columns(columns) / kGroup;
-  int64_t bytes = kind == OCT_BUFFER_OPERAND_BF16   ? groups * kGroup * int64_t(sizeof(Bf16Element))
-                  : kind == OCT_BUFFER_OPERAND_INT8 ? groups * int64_t(sizeof(Int8Group))
-                                                    : 2 * groups * int64_t(sizeof(Int8Group));
+  int64_t bytes = 0;
+  switch (kind) {
+    case OCT_BUFFER_OPERAND_BF16: bytes = groups * kGroup * int64_t(sizeof(Bf16Element)); break;
+    case OCT_BUFFER_OPERAND_INT8: bytes = groups * int64_t(sizeof(Int8Group)); break;
+    case OCT_BUFFER_OPERAND_INT8_REFINED: bytes = 2 * groups * int64_t(sizeof(Int8Group)); break;
+    case OCT_BUFFER_OPERAND_INT8_ROW: bytes = int64_t(sizeof(Int8RowHeader)) + groups * kGroup; break;
+  }
   int64_t lines = (bytes + 63) / 64;
   return (lines | 1) * 64;  // an odd number of cache lines, so that rows do not fall on the same sets
 }
@@ -190,8 +202,42 @@ inline void quantize_refined_row(const float* values, Operand dst, int row) {
   }
 }
 
+// Group `group` of a row of `columns` values, padded with zeros.
+inline void copy_group(const float* values, int64_t columns, int64_t group, float* dst) {
+  int64_t first = group * kGroup, present = columns - first < kGroup ? columns - first : kGroup;
+  for (int64_t i = 0; i < kGroup; ++i) dst[i] = i < present ? values[first + i] : 0.0f;
+}
+
+inline void quantize_whole_row(const float* values, Operand dst, int row) {
+  uint8_t* dst_row = dst.data + row * dst.row_bytes;
+  int64_t num_groups = padded_columns(dst.columns) / kGroup;
+  float group_values[kGroup], magnitude = 0.0f;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    copy_group(values, dst.columns, g, group_values);
+    float largest = largest_magnitude(group_values, kGroup);
+    magnitude = largest > magnitude ? largest : magnitude;
+  }
+  float inverse = magnitude < kLeastMagnitude ? 0.0f : 127.0f / magnitude;
+  int32_t negated_sum = 0;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    Int8Group group;
+    copy_group(values, dst.columns, g, group_values);
+    round_to_codes(group_values, inverse, &group);
+    memcpy(dst_row + sizeof(Int8RowHeader) + g * kGroup, group.codes, kGroup);
+    negated_sum += group.negated_sums[2];
+  }
+  Int8RowHeader* header = reinterpret_cast<Int8RowHeader*>(dst_row);
+  header->scale = inverse == 0.0f ? 0.0f : magnitude * (1.0f / 127.0f);
+  header->negated_sum = negated_sum;
+}
+
+inline bool takes_whole_rows(int kind) {
+  return kind == OCT_BUFFER_OPERAND_INT8_REFINED || kind == OCT_BUFFER_OPERAND_INT8_ROW;
+}
+
 // values[dst.columns] to a row of any operand kind.
 inline void quantize_row(const float* values, Operand dst, int row) {
+  if (dst.kind == OCT_BUFFER_OPERAND_INT8_ROW) return quantize_whole_row(values, dst, row);
   if (dst.kind == OCT_BUFFER_OPERAND_INT8_REFINED) return quantize_refined_row(values, dst, row);
   quantize_columns(values, dst.columns, dst, row, 0);
 }
@@ -212,7 +258,7 @@ inline void quantize_share(const QuantizeArgs& args, ThreadShare share) {
 }
 
 inline void quantize(const QuantizeArgs& args, ThreadShare share) {
-  if (args.dst.kind != OCT_BUFFER_OPERAND_INT8_REFINED) return quantize_share(args, share);
+  if (!takes_whole_rows(args.dst.kind)) return quantize_share(args, share);
   for (int row = share.thread; row < args.num_rows; row += share.num_threads) {
     quantize_row(args.src.data + row * args.src.stride, args.dst, row);
   }

@@ -161,11 +161,23 @@ inline void pack_bf16_panel(const oct_weight& weight, const void* blocks, const 
   }
 }
 
+inline void pack_channel_panel(const oct_weight& weight, const void* blocks, const int32_t* row_order, int64_t panel) {
+  PanelFormat format = panel_format(weight);
+  uint8_t* dst = weight.data + panel * format.panel_bytes;
+  for (int column = 0; column < format.columns; ++column) {
+    int64_t row = panel * format.columns + column;
+    const uint8_t* source = row < weight.num_rows ? source_row(weight, blocks, row_order, row) : nullptr;
+    pack_channel(weight, source, dst, format.num_groups, column);
+  }
+}
+
 inline void pack(const oct_weight* weight, const void* gguf_blocks, const int32_t* row_order, int64_t first_panel,
                  int64_t last_panel) {
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     if (weight->layout == OCT_LAYOUT_BF16) {
       pack_bf16_panel(*weight, gguf_blocks, row_order, panel);
+    } else if (weight->layout == OCT_LAYOUT_INT8_CHANNEL) {
+      pack_channel_panel(*weight, gguf_blocks, row_order, panel);
     } else {
       pack_grouped_panel(*weight, gguf_blocks, row_order, panel);
     }
@@ -198,6 +210,9 @@ inline void unpack_grouped_row(const oct_weight& weight, int64_t row, float* val
 }
 
 inline void unpack_row(const oct_weight* weight, int64_t row, float* values_K) {
+  if (weight->layout == OCT_LAYOUT_INT8_CHANNEL) {
+    return unpack_channel_row(*weight, row, panel_format(*weight).num_groups, values_K);
+  }
   if (weight->layout != OCT_LAYOUT_BF16) return unpack_grouped_row(*weight, row, values_K);
   const uint16_t* src = bf16_element(*weight, row / kBf16PanelColumns, row % kBf16PanelColumns, 0);
   for (int64_t k = 0; k < weight->num_columns; ++k) {

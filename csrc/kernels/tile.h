@@ -9,6 +9,7 @@
 #else
 #include "tile_avx2.h"
 #endif
+#include "channel.h"
 
 namespace octavo {
 namespace {
@@ -39,6 +40,11 @@ constexpr Tile bf16_tiles[] = {bf16_tile<1>, bf16_tile<2>, bf16_tile<3>, bf16_ti
                                bf16_tile<5>, bf16_tile<6>,
 #endif
 };
+constexpr Tile channel_tiles[] = {channel_tile<1>, channel_tile<2>, channel_tile<3>, channel_tile<4>,
+#ifndef OCT_VEC_SCALAR
+                                  channel_tile<5>, channel_tile<6>,
+#endif
+};
 static_assert(sizeof(bf16_tiles) / sizeof(Tile) == kMaxTileRows, "a tile for each number of rows");
 
 inline PanelShape grouped_shape(const oct_weight& weight) {
@@ -51,6 +57,9 @@ inline PanelFormat panel_format(const oct_weight& weight) {
   if (weight.layout == OCT_LAYOUT_BF16) {
     format.columns = kBf16PanelColumns;
     format.panel_bytes = format.num_groups * kGroup * kBf16PanelColumns * int64_t(sizeof(uint16_t));
+  } else if (weight.layout == OCT_LAYOUT_INT8_CHANNEL) {
+    format.columns = kChannelColumns;
+    format.panel_bytes = channel_panel_bytes(format.num_groups);
   } else {
     PanelShape shape = grouped_shape(weight);
     format.columns = shape.columns;
@@ -68,6 +77,7 @@ struct TiledFormat : PanelFormat {
 inline const Tile* tiles_for(const oct_weight& weight, int operand_kind) {
   const Tile* tiles = bf16_tiles;
   if (weight.layout == OCT_LAYOUT_BF16) return tiles;
+  if (weight.layout == OCT_LAYOUT_INT8_CHANNEL) return channel_tiles;
   bool is_refined = operand_kind == OCT_BUFFER_OPERAND_INT8_REFINED;
   visit_format(weight, [&](auto tag) {
     tiles = is_refined ? grouped_tiles<decltype(tag), true> : grouped_tiles<decltype(tag), false>;

@@ -13,11 +13,13 @@ from octavo.weights.gguf import GGUFType
 class Layout(IntEnum):
     """How a packed matrix keeps its values; numbers as in `csrc/include/octavo.h`.
 
-    BF16 takes part in products with bf16 activations, GROUPED with activations of int8 codes.
+    BF16 takes part in products with bf16 activations, GROUPED with activations of int8 codes, INT8_CHANNEL with those
+    of one scale a row. No GGUF type comes with a scale for each row: INT8_CHANNEL is for checkpoints that do.
     """
 
     BF16 = 0
     GROUPED = 1  # codes of 4, 5, 6 or 8 bits, a scale for 16 or 32 columns, a minimum for 32 or none
+    INT8_CHANNEL = 2  # codes of 8 bits, a scale for each row
 
 
 _CANONICAL: dict[GGUFType, Layout] = {

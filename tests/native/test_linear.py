@@ -30,6 +30,7 @@ ONE_OF_EACH_LAYOUT = [
     (GGUFType.IQ4_NL, Layout.GROUPED),
     (GGUFType.F16, Layout.BF16),
     (GGUFType.BF16, Layout.GROUPED),
+    (GGUFType.F32, Layout.INT8_CHANNEL),
 ]
 REFINED_ABOVE = 3  # a group is refined if its largest value, squared, is so many times the average of the row's groups
 
@@ -73,8 +74,18 @@ def quotient(dividend: float, values: FloatArray) -> FloatArray:
     return np.divide(np.float32(dividend), values, out=np.zeros_like(values), where=values > 0)
 
 
+def to_int8_rows(values: FloatArray) -> npt.NDArray[np.float64]:
+    """Values as the INT8_ROW operand holds them: codes -127..127 and one scale a row."""
+    largest = np.abs(values).max(-1, keepdims=True, initial=0)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(values * inverse)
+    return codes.astype(np.float64) * (largest * np.float32(1 / 127))
+
+
 def operand_values(kind: BufferKind, values: FloatArray) -> npt.NDArray[np.float64]:
     match kind:
+        case BufferKind.OPERAND_INT8_ROW:
+            return to_int8_rows(values)
         case BufferKind.OPERAND_INT8:
             return to_int8_groups(values)
         case BufferKind.OPERAND_INT8_REFINED:

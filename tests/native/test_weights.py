@@ -98,6 +98,17 @@ def test_plain_weights_become_codes_of_8_bits(context: Context, encoding: GGUFTy
     np.testing.assert_array_equal(nothing.unpack(), 0)
 
 
+def test_weights_with_a_scale_for_each_row_unpack_to_within_half_a_step(
+    context: Context, rng: np.random.Generator
+) -> None:
+    for encoding in (GGUFType.F16, GGUFType.Q4_1):
+        for num_columns in (64, 320, 1056):
+            tensor = random_tensor(rng, encoding, (75, num_columns))
+            found = tensor.pack(context, Layout.INT8_CHANNEL).unpack()
+            steps = np.abs(tensor.values).max(-1, keepdims=True) / 127
+            assert np.all(np.abs(found - tensor.values) <= steps * 0.5001)
+
+
 def minimums_of(tensor: RandomTensor) -> FloatArray:
     """The minimum of each value of a type of 256 columns, 0 for those without."""
     if tensor.encoding in WITHOUT_MINIMUM:

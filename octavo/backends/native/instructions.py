@@ -19,6 +19,7 @@ class BufferKind(IntEnum):
     OPERAND_INT8 = 1
     OPERAND_BF16 = 2
     OPERAND_INT8_REFINED = 3
+    OPERAND_INT8_ROW = 4
 
 
 class RowSpace(IntEnum):

@@ -33,6 +33,8 @@ def operand_kind(layout: Layout, *, refined: bool) -> BufferKind:
     """In which form a matrix in `layout` takes activations, those of integer codes with outliers `refined` or not."""
     if layout is Layout.BF16:
         return BufferKind.OPERAND_BF16
+    if layout is Layout.INT8_CHANNEL:
+        return BufferKind.OPERAND_INT8_ROW
     return BufferKind.OPERAND_INT8_REFINED if refined else BufferKind.OPERAND_INT8
 
 
@@ -272,7 +274,8 @@ def _lower_gate(lowering: _Lowering, node: ops.Gate) -> None:
     src = lowering.operand(gate.x, lowering.operand_kind(gate))
     src_up = lowering.operand(up.x, lowering.operand_kind(up))
     kinds = lowering.kinds_needed(node)
-    kind = kinds[0] if len(kinds) == 1 else BufferKind.F32
+    writes_columns = len(kinds) == 1 and kinds[0] is not BufferKind.OPERAND_INT8_ROW  # which takes whole rows
+    kind = kinds[0] if writes_columns else BufferKind.F32
     dst = lowering.new_buffer(kind, node.columns, lowering.buffers[src].row_space)
     lowering.emit(
         instructions.GatedLinear(
