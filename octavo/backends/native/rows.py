@@ -111,7 +111,8 @@ class Rows:
         scored = logit_rows.scored
         known = logit_rows.positions < self._num_tokens[logit_rows.rows]
         indices = logit_rows.token_indices
-        if len(indices) > num_tokens or not (known | ~scored).all() or not (np.diff(indices, prepend=-1) > 0).all():
+        ascends = (indices[1:] > indices[:-1]).all() and (indices[:1] >= 0).all()
+        if len(indices) > num_tokens or not (known | ~scored).all() or not ascends:
             raise StepError(
                 f"rows {logit_rows.rows[scored].tolist()} score tokens {logit_rows.positions[scored].tolist()}, which "
                 "they do not hold or do not compute in this step"
