@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo.constraint import ConstraintSource
+from octavo.passage import PassageSource
 from octavo.sampling_params import SamplingParams
 from octavo.step import TokenLogprobs
 
@@ -45,7 +46,8 @@ class Request:
     `sampling.max_tokens` and `sampling.seed` are set (never None) by the time a Request exists.
     `arrival_time` is seconds of `time.monotonic()`. Requests that are the several answers to one have its id as
     `parent_id`; the first of them has their number as `num_choices`, the others 0. `bad_words` are the sampling
-    parameters' as token ids; `constraint` is what the answer has to keep to. What is sampled for one that `is_beam` is
+    parameters' as token ids; `constraint` is what the answer has to keep to; in the passage `unstopped`
+    at its beginning stop strings do not count. What is sampled for one that `is_beam` is
     reported but not appended: whoever searches gives it its tokens.
 
     Of two requests the one with the lower `priority` goes first, where the scheduling policy honours priorities. A
@@ -63,6 +65,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     prefix_key: PrefixKey = PrefixKey()
     constraint: ConstraintSource | None = None
+    unstopped: PassageSource | None = None
     is_beam: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS

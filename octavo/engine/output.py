@@ -31,6 +31,7 @@ class Answer:
         "_request",
         "_stop_token_ids",
         "_stops",
+        "_unstopped",
         "first_scheduled",
         "first_token",
         "last_token",
@@ -46,6 +47,7 @@ class Answer:
         self._request = request
         self._detokenizer = tokenizer.detokenizer(sampling.skip_special_tokens)
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        self._unstopped = None if request.unstopped is None else request.unstopped.start()
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self.max_tokens = sampling.max_tokens
         self.num_choices = sampling.num_samples if sampling.use_beam_search else request.num_choices
@@ -135,10 +137,14 @@ class Answer:
 
     def _release(self, text: str) -> tuple[str, str | None]:
         """The text that cannot be part of a stop string any more, and the stop string that was completed."""
-        if self._stops is None or self.num_output_tokens <= self._request.sampling.min_tokens:
+        if self._stops is None:
             return text, None
-        checked = self._stops.append(text)
-        return checked.text, checked.matched
+        num_unstopped = 0 if self._unstopped is None else self._unstopped.append(text)
+        if self.num_output_tokens <= self._request.sampling.min_tokens:
+            return text, None
+        unstopped = self._stops.flush() + text[:num_unstopped] if num_unstopped else ""
+        checked = self._stops.append(text[num_unstopped:])
+        return unstopped + checked.text, checked.matched
 
 
 class OutputProcessor:

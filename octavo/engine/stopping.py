@@ -50,10 +50,11 @@ class StopStrings:
     before it, or right after it with `include`, and nothing that comes later is released.
     """
 
-    __slots__ = ("_held", "_include", "_matched", "_state")
+    __slots__ = ("_held", "_include", "_matched", "_start", "_state")
 
     def __init__(self, stop: tuple[str, ...], include: bool) -> None:
-        self._state = _root(stop) if stop else None
+        self._start = _root(stop) if stop else None
+        self._state = self._start
         self._include = include
         self._held = ""
         self._matched: str | None = None
@@ -76,8 +77,9 @@ class StopStrings:
         return StopCheck(text[:certain])
 
     def flush(self) -> str:
-        """The text held back; no more may be appended."""
+        """The text held back; it will not become part of a stop string with what comes later."""
         held, self._held = self._held, ""
+        self._state = self._start
         return held
 
     def _stop_at(self, text: str, matched: str) -> StopCheck:

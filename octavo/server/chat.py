@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -94,7 +95,7 @@ def _prepare(service: Service, body: ChatRequest, terms: Terms) -> tuple[engine_
             truncation=body.truncation,
             rules=rules_of(service, body, plan, sampling),
         )
-        return terms.applied_to(prepared), plan
+        return terms.applied_to(replace(prepared, unstopped=plan.reasoning)), plan
     except RequestError as error:
         error.param = _FIELDS.get(error.param or "", error.param)
         body.rename(error)

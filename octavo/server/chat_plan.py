@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo.grammar.definition import form_of
 from octavo.grammar.forms import Chain, Form, FreeUntil, Marker, OneOf, Regex
 from octavo.reasoning.markers import ReasoningMarkers, ReasoningState
+from octavo.reasoning.passage import ReasoningSpan
 from octavo.reasoning.splitter import ReasoningSplitter
 from octavo.server.chat_reader import ChoiceReader
 from octavo.structured_outputs import StructuredOutputsParams
@@ -44,6 +45,11 @@ class ChatPlan:
     def reasons(self) -> bool:
         """Whether the answer may begin with reasoning."""
         return self.markers is not None and (self.state.begun or self.state.may_begin)
+
+    @property
+    def reasoning(self) -> ReasoningSpan | None:
+        """Where an answer's reasoning is, if it may have any."""
+        return ReasoningSpan(self.markers, self.state) if self.markers is not None and self.reasons else None
 
     @property
     def marked_by(self) -> tuple[str, ...]:

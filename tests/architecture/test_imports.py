@@ -52,6 +52,7 @@ ROOT_MODULES = {
     "envs",
     "errors",
     "marker_search",
+    "passage",
     "request",
     "sampling_params",
     "step",

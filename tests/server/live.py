@@ -62,6 +62,11 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def model(self) -> str:
+        """The first name of the served model."""
+        return self.service.settings.served_model_names[0]
+
     def request(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
         """Sends `body` as JSON, or as it is if it is bytes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
@@ -76,10 +81,10 @@ class Server:
 
     def chat(self, content: object = "w", **fields: object) -> Answer:
         messages = [{"role": "user", "content": content}]
-        return self.request("POST", "/v1/chat/completions", {"model": "alphabet", "messages": messages, **fields})
+        return self.request("POST", "/v1/chat/completions", {"model": self.model, "messages": messages, **fields})
 
     def complete(self, prompt: object = "w", **fields: object) -> Answer:
-        return self.request("POST", "/v1/completions", {"model": "alphabet", "prompt": prompt, **fields})
+        return self.request("POST", "/v1/completions", {"model": self.model, "prompt": prompt, **fields})
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of a sample at /metrics: the sum over those with these labels."""
