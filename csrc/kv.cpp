@@ -1,7 +1,9 @@
 #include "kv.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -88,6 +90,31 @@ void oct_kv_cache::for_each_page(int group, int block, Visit&& visit) const {
   }
 }
 
+int64_t oct_kv_cache::populate(int64_t bytes) {
+  int64_t populated = 0;
+  while (populated < bytes && populate_next(&populated)) {
+  }
+  return populated;
+}
+
+bool oct_kv_cache::populate_next(int64_t* bytes) {
+  constexpr size_t page = octavo::Arena::huge_page_bytes;
+  size_t longest = 0;
+  for (const octavo::Arena& layer : memory_) longest = std::max(longest, layer.bytes());
+  for (; num_populated_ / memory_.size() * page < longest; ++num_populated_) {
+    const octavo::Arena& layer = memory_[num_populated_ % memory_.size()];
+    size_t first = num_populated_ / memory_.size() * page;
+    if (first >= layer.bytes()) continue;
+    size_t count = std::min(page, layer.bytes() - first);
+    // Fails on kernels before 5.14: then memory is taken as it is written to.
+    if (madvise(layer.data() + first, count, MADV_POPULATE_WRITE) != 0) return false;
+    *bytes += int64_t(count);
+    ++num_populated_;
+    return true;
+  }
+  return false;
+}
+
 using octavo::guarded;
 
 extern "C" {
@@ -119,6 +146,8 @@ int oct_kv_write_block(oct_kv_cache* cache, int group, int block, const void* pa
     return 0;
   });
 }
+
+int64_t oct_kv_cache_populate(oct_kv_cache* cache, int64_t bytes) { return cache->populate(bytes); }
 
 void oct_kv_cache_destroy(oct_kv_cache* cache) { delete cache; }
 

@@ -1,5 +1,5 @@
 // The KV cache: for every layer, an array of pages of 16 tokens. Layers of one group have the same shape and as many pages,
-// which one block table finds. Memory becomes resident as pages are written.
+// which one block table finds. Memory becomes resident as pages are written, or ahead of that by populate().
 #pragma once
 #include <vector>
 
@@ -19,8 +19,14 @@ struct oct_kv_cache {
   template <typename Visit>
   void for_each_page(int group, int block, Visit&& visit) const;
 
+  // Makes at least `bytes` more resident: a huge page of each layer, then the next of each. Gives how many.
+  int64_t populate(int64_t bytes);
+
  private:
+  bool populate_next(int64_t* bytes);
+
   const std::vector<oct_kv_group> groups_;
   const std::vector<int32_t> layer_groups_;
   std::vector<octavo::Arena> memory_;  // of each layer
+  size_t num_populated_ = 0;           // huge pages, counted through the layers
 };

@@ -76,6 +76,9 @@ typedef struct {
 oct_kv_cache* oct_kv_cache_create(const oct_kv_group* groups, int num_groups, const int32_t* layer_groups,
                                   int num_layers);
 int64_t oct_kv_page_bytes(const oct_kv_group*);  // one block in one layer
+// Makes memory resident ahead of the steps that write to it, at least `bytes` more, in the order of the blocks. Gives how
+// many bytes that were, 0 when there is nothing left or the kernel cannot. Not beside a step.
+int64_t oct_kv_cache_populate(oct_kv_cache*, int64_t bytes);
 void oct_kv_cache_destroy(oct_kv_cache*);
 // A block's pages in the layers of a group, one layer after the other: bytes that mean something to this build only.
 int oct_kv_read_block(const oct_kv_cache*, int group, int block, void* pages);

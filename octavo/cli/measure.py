@@ -143,8 +143,12 @@ def _check_writable(json_out: Path | None) -> None:
 
 
 def _load(args: EngineArgs) -> LLM:
+    """An engine that has done what a server does while it waits for the first request."""
     with ProgressReport() as progress:
-        return LLM.from_engine(build_engine(args, progress=progress))
+        engine = build_engine(args, progress=progress)
+        while engine.core.prepare():
+            pass
+        return LLM.from_engine(engine)
 
 
 def _greedy(max_tokens: int) -> SamplingParams:

@@ -27,11 +27,16 @@ logger = logging.getLogger(__name__)
 # A backend that fails this many steps one after the other is broken, not unlucky.
 MAX_FAILED_STEPS = 3
 
+# Of the KV cache's memory, how much is taken from the system ahead of requests, and how much before looking for some.
+PREPARED_BYTES = 512 << 20
+PREPARED_BYTES_AT_ONCE = 8 << 20
+
 
 class Executor(Protocol):
     """What the engine needs of a backend."""
 
     def execute(self, plan: StepPlan) -> StepOutput: ...
+    def prepare(self, num_bytes: int) -> int: ...
     def close(self) -> None: ...
 
 
@@ -65,6 +70,7 @@ class EngineCore:
         self._constraints = Constraints(masks)
         self._listeners = tuple(listeners)
         self._num_failed_steps = 0
+        self._num_prepared_bytes = 0
         self._death: EngineDeadError | None = None
 
     @property
@@ -125,6 +131,18 @@ class EngineCore:
 
     def abort_all(self) -> list[OutputDelta]:
         return [self._end(request_id, "abort") for request_id in self._outputs.request_ids]
+
+    def prepare(self) -> bool:
+        """Does a little of what need not wait for requests; False when all of it is done.
+
+        Memory fresh from the system is slow to write to, on virtual machines above all: the first of the KV cache's is
+        taken while there is nothing to do.
+        """
+        if self._num_prepared_bytes >= PREPARED_BYTES:
+            return False
+        num_bytes = self._executor.prepare(PREPARED_BYTES_AT_ONCE)
+        self._num_prepared_bytes += num_bytes
+        return num_bytes > 0
 
     def step(self) -> list[OutputDelta]:
         """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""

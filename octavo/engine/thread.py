@@ -133,8 +133,7 @@ class EngineThread:
     def _take_orders(self) -> bool:
         """Obeys the orders that have come in, waiting for one if there is nothing else to do. True: stop."""
         while not (self._orders.empty() and self._core.has_requests):
-            order = self._orders.get()
-            match order:
+            match self._next_order():
                 case _Submit(requests):
                     refusals = [refusal for request in requests for refusal in self._add(request)]
                     with self._order_lock:
@@ -149,6 +148,12 @@ class EngineThread:
                     self._deliver_some(self._core.abort_all())
                     return True
         return False
+
+    def _next_order(self) -> _Order:
+        """The next order; what can be prepared is prepared until it comes."""
+        while self._orders.empty() and self._core.prepare():
+            pass
+        return self._orders.get()
 
     def _add(self, request: Request) -> list[OutputDelta]:
         """Nothing, or the one delta of a request that the engine refuses."""

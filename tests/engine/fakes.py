@@ -118,6 +118,9 @@ class FakeExecutor:
         sampled = [self._compute(step) for step in plan.steps]
         return StepOutput(tuple(token for token in sampled if token is not None), saved=saved)
 
+    def prepare(self, num_bytes: int) -> int:
+        return 0
+
     def _pages(self, address: BlockAddress) -> bytes:
         slots = [self.slots.get((address.group, address.block_id, slot), -1) for slot in range(BLOCK_TOKENS)]
         return array("q", slots).tobytes()

@@ -13,6 +13,7 @@ import pytest
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.choices import fan_out
+from octavo.engine.core import PREPARED_BYTES
 from octavo.errors import EngineDeadError, EngineError, InvalidValueError, ShuttingDownError
 from octavo.request import OutputDelta, Request
 from octavo.sampling_params import SamplingParams
@@ -103,6 +104,25 @@ def test_closing_a_stream_aborts_its_request_within_a_step() -> None:
         await until(lambda: engine.num_unfinished == 0)
         assert len(fake.executor.plans) == 4
         assert [stats.finish_reason for stats in fake.stats.requests] == ["abort"]
+
+    serve(fake, body)
+
+
+def test_memory_is_prepared_while_there_is_nothing_to_do_until_enough_is() -> None:
+    fake = FakeEngine()
+    amounts: list[int] = []
+
+    def prepare(num_bytes: int) -> int:
+        amounts.append(num_bytes)
+        return num_bytes
+
+    fake.executor.prepare = prepare  # type: ignore[method-assign]
+
+    async def body(engine: AsyncEngine) -> None:
+        await until(lambda: sum(amounts) >= PREPARED_BYTES)
+        deltas = await collect(engine, engine.input.from_prompt("25", FREE))
+        assert deltas[-1].finish_reason == "length"
+        assert sum(amounts) == PREPARED_BYTES
 
     serve(fake, body)
 

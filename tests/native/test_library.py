@@ -14,7 +14,15 @@ import pytest
 from octavo.backends.native import abi, instructions
 from octavo.backends.native.assemble import ACTIVATIONS
 from octavo.backends.native.kv_layout import KvLayout
-from octavo.backends.native.library import Context, KvCache, PackedWeight, Peak, dequantize, supported_isas
+from octavo.backends.native.library import (
+    Context,
+    KvCache,
+    PackedWeight,
+    Peak,
+    dequantize,
+    kv_page_bytes,
+    supported_isas,
+)
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, OctavoError, UnsupportedModelError
 from octavo.graph.ops import KvLayer
@@ -206,6 +214,24 @@ def test_many_small_weights_take_little_more_than_their_bytes() -> None:
     before = resident_bytes()
     weights = [tensor.pack(context, Layout.GROUPED) for _ in range(200)]
     assert resident_bytes() - before < 1.5 * sum(weight.bytes for weight in weights) + (8 << 20)
+
+
+def test_populated_kv_memory_is_resident_and_keeps_what_it_holds() -> None:
+    """In the order of blocks through all layers, and no more than asked for but for a huge page."""
+    kv = KvCache([abi.KvGroup(2000, 2, 64, 0)], [0, 0, 0])
+    block = os.urandom(3 * kv_page_bytes(abi.KvGroup(1, 2, 64, 0)))
+    kv.write_block(0, 7, block)
+    before = resident_bytes()
+    taken = kv.populate(20 << 20)
+    assert 20 << 20 <= taken <= 22 << 20
+    assert taken - (6 << 20) <= resident_bytes() - before <= taken + (1 << 20)
+    total = taken
+    while taken := kv.populate(20 << 20):
+        total += taken
+    assert total == 2000 * len(block)
+    assert kv.read_block(0, 7) == block
+    assert kv.populate(1) == 0
+    kv.close()
 
 
 def test_kv_memory_is_resident_only_where_written() -> None:

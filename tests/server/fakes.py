@@ -115,6 +115,9 @@ class AlphabetExecutor:
         self.samplings: list[SamplingParams] = []
         self.bad_words: list[tuple[tuple[int, ...], ...]] = []
 
+    def prepare(self, num_bytes: int) -> int:
+        return 0
+
     def execute(self, plan: StepPlan) -> StepOutput:
         if self.step_s:
             threading.Event().wait(self.step_s)

@@ -221,6 +221,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "oct_kv_cache_create": (c_void_p, [POINTER(KvGroup), c_int, POINTER(c_int32), c_int]),
     "oct_kv_page_bytes": (c_int64, [POINTER(KvGroup)]),
     "oct_kv_cache_destroy": (None, [c_void_p]),
+    "oct_kv_cache_populate": (c_int64, [c_void_p, c_int64]),
     "oct_kv_read_block": (c_int, [c_void_p, c_int, c_int, c_void_p]),
     "oct_kv_write_block": (c_int, [c_void_p, c_int, c_int, c_char_p]),
     "oct_program_create": (

@@ -147,6 +147,13 @@ class NativeExecutor:
         output = step_output(logit_rows, self._arrays)
         return replace(output, saved=saved) if saved else output
 
+    def prepare(self, num_bytes: int) -> int:
+        """Takes at least `num_bytes` more of the KV cache's memory from the system, so that steps need not wait for it.
+
+        Gives how many bytes that were, 0 when there is nothing left to take.
+        """
+        return self._kv.populate(num_bytes) if self._kv is not None else 0
+
     def _move_blocks(self, plan: StepPlan) -> tuple[bytes, ...]:
         """Reads the plan's saves, then writes its loads."""
         assert self._kv is not None

@@ -149,7 +149,7 @@ class PackedWeight(_Owner):
 
 
 class KvCache(_Owner):
-    """Keys and values of every layer, in blocks of 16 tokens; memory becomes resident as blocks are written.
+    """Keys and values of every layer, in blocks of 16 tokens; memory becomes resident when written, or by `populate`.
 
     `layer_groups[n]` is the group of layer n, which says how many blocks it has and of what shape.
     Raises `ConfigError` for groups that cannot be.
@@ -162,6 +162,10 @@ class KvCache(_Owner):
         super().__init__(_created(handle, ConfigError), library().oct_kv_cache_destroy)
         counts = [sum(group == index for group in layer_groups) for index in range(len(groups))]
         self._block_bytes = [count * kv_page_bytes(group) for count, group in zip(counts, groups, strict=True)]
+
+    def populate(self, num_bytes: int) -> int:
+        """Makes at least `num_bytes` more resident, in the order of the blocks; gives how many, 0 when all are."""
+        return int(library().oct_kv_cache_populate(self.handle, num_bytes))
 
     def read_block(self, group: int, block_id: int) -> bytes:
         """The bytes of a block in all layers of its group. Raises `StepError` if it does not exist."""
