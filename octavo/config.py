@@ -26,10 +26,14 @@ DEFAULT_MAX_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What holds for a request that does not say: fields of `SamplingParams`, and a limit to its output."""
+    """What holds for a request that does not say: fields of `SamplingParams`, and a limit to its output.
+
+    `eos_token_ids` end an answer as those do that the model file names.
+    """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

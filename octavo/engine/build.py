@@ -8,14 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo import envs
 from octavo.backends.native.executor import NativeExecutor
-from octavo.config import EngineArgs, EngineConfig
+from octavo.config import EngineArgs, EngineConfig, GenerationDefaults
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.engine.machine import Machine, read_machine
 from octavo.engine.offload import open_block_store
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, InvalidValueError
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
@@ -51,11 +51,14 @@ def build_engine(
     check_args(args)
     path = references.resolve(args.model, progress)
     with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as side:
-        tokenizer = side.submit(load_tokenizer, checkpoint.tokenizer)
+        defaults = read_generation_defaults(
+            args.generation_config, args.override_generation_config, checkpoint.path, checkpoint.sampling
+        )
+        tokenizer = side.submit(_tokenizer, checkpoint, defaults)
         grammars = side.submit(_grammars, tokenizer, checkpoint.model.vocab_size, warm_up=warm_up)
         compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
         executor = _pack(checkpoint, compute, progress)
-        facts = _facts(args, checkpoint, executor)
+        facts = _facts(defaults, checkpoint, executor)
     try:
         machine = read_machine()
         config = resolve(args, facts, compute, machine)
@@ -77,6 +80,14 @@ def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> Nativ
         kv_cache_dtype=compute.kv_cache_dtype,
         progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
+
+
+def _tokenizer(checkpoint: Checkpoint, defaults: GenerationDefaults) -> Tokenizer:
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    try:
+        return tokenizer.also_ending_with(defaults.eos_token_ids)
+    except InvalidValueError as error:
+        raise ConfigError(f"the model's generation config: eos_token_id: {error}") from None
 
 
 def _grammars(tokenizer: Future[Tokenizer], vocab_size: int, *, warm_up: bool) -> GrammarCompiler:
@@ -157,7 +168,7 @@ def _is_quantized(checkpoint: Checkpoint) -> bool:
     return any(tensor.encoding not in _UNQUANTIZED for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
 
 
-def _facts(args: EngineArgs, checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
+def _facts(defaults: GenerationDefaults, checkpoint: Checkpoint, executor: NativeExecutor) -> ModelFacts:
     return ModelFacts(
         model_path=str(checkpoint.path),
         architecture=checkpoint.architecture,
@@ -167,7 +178,5 @@ def _facts(args: EngineArgs, checkpoint: Checkpoint, executor: NativeExecutor) -
         weight_bytes=executor.weight_bytes,
         kv_groups=executor.kv_groups,
         isa=executor.isa,
-        generation_defaults=read_generation_defaults(
-            args.generation_config, args.override_generation_config, checkpoint.path, checkpoint.sampling
-        ),
+        generation_defaults=defaults,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tokenizers
@@ -69,6 +70,14 @@ class Tokenizer:
         self._bytes = token_bytes
         self._texts = TokenTexts(token_bytes)
         self._texts_without_special = TokenTexts(token_bytes, special.control_ids)
+
+    def also_ending_with(self, eos_token_ids: Set[int]) -> Tokenizer:
+        """This tokenizer, with more tokens that end an answer. Raises `InvalidValueError` outside the vocabulary."""
+        for token_id in eos_token_ids:
+            self.token_bytes(token_id)
+        other = copy(self)
+        other._special = replace(self._special, eos_ids=self._special.eos_ids | eos_token_ids)
+        return other
 
     @property
     def bos_token_id(self) -> int | None:

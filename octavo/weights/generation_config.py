@@ -38,7 +38,9 @@ def read_generation_defaults(
         found = {**found, **_override(override)}
     sampling = {name: found[name] for name in _FIELDS if found.get(name) is not None}
     _check(sampling)
-    return GenerationDefaults(sampling, _max_tokens(found.get("max_new_tokens")))
+    return GenerationDefaults(
+        sampling, _max_tokens(found.get("max_new_tokens")), _eos_token_ids(found.get("eos_token_id"))
+    )
 
 
 def _chosen(choice: str, model_path: Path, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,7 +76,7 @@ def _override(text: str) -> Mapping[str, Any]:
         raise ConfigError(f"{_OVERRIDE} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{_OVERRIDE} is not a JSON object")
-    known = (*_FIELDS, "max_new_tokens")
+    known = (*_FIELDS, "max_new_tokens", "eos_token_id")
     for name in content:
         if name not in known:
             raise ConfigError(f"{_OVERRIDE} has the unknown key {name!r}; known are {', '.join(known)}")
@@ -92,3 +94,12 @@ def _max_tokens(value: Any) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ConfigError(f"the model's generation config: max_new_tokens is {value!r}; it must be at least 1")
+
+
+def _eos_token_ids(value: Any) -> frozenset[int]:
+    """One id or a list of them."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise ConfigError(f"the model's generation config: eos_token_id is {value!r}; it must be token ids")
+    return frozenset(ids)

@@ -41,6 +41,12 @@ def test_a_file_or_none_can_be_named_and_overridden(model: Path, tmp_path: Path)
         assert found == GenerationDefaults({**SAMPLING, "top_k": 3}, 9)
 
 
+def test_end_tokens_are_one_or_a_list(model: Path) -> None:
+    for value, ids in ((7, {7}), ([7, 9], {7, 9}), (None, set())):
+        found = read_generation_defaults("auto", json.dumps({"eos_token_id": value}), model, {})
+        assert found.eos_token_ids == ids
+
+
 @pytest.mark.parametrize(
     ("choice", "override", "message"),
     [
@@ -50,6 +56,8 @@ def test_a_file_or_none_can_be_named_and_overridden(model: Path, tmp_path: Path)
         ("auto", '{"temprature": 1}', "unknown key 'temprature'; known are temperature"),
         ("auto", '{"temperature": -1}', "temperature is -1"),
         ("auto", '{"max_new_tokens": 0}', "max_new_tokens is 0"),
+        ("auto", '{"eos_token_id": "</s>"}', "eos_token_id is '</s>'; it must be token ids"),
+        ("auto", '{"eos_token_id": [3, -1]}', r"eos_token_id is \[3, -1\]"),
     ],
 )
 def test_what_cannot_be_used_is_refused(model: Path, choice: str, override: str | None, message: str) -> None:
