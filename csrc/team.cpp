@@ -35,11 +35,39 @@ void futex_wake_all(std::atomic<uint32_t>& counter) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&counter), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-int usable_processors() {
+std::vector<int> usable_processors() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return int(std::thread::hardware_concurrency());
-  return CPU_COUNT(&set);
+  std::vector<int> processors;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return processors;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (CPU_ISSET(processor, &set)) processors.push_back(processor);
+  }
+  return processors;
 }
+
+void bind_to(int processor) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+// Keeps the calling thread on a processor while it lives. Does nothing for a negative one.
+class BoundToProcessor {
+ public:
+  explicit BoundToProcessor(int processor) : bound_(processor >= 0) {
+    if (!bound_) return;
+    bound_ = sched_getaffinity(0, sizeof before_, &before_) == 0;
+    if (bound_) bind_to(processor);
+  }
+  ~BoundToProcessor() {
+    if (bound_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+
+ private:
+  bool bound_;
+  cpu_set_t before_;
+};
 
 // Signals belong to the caller's threads (Python's main thread), never to the team's.
 class SignalsBlocked {
@@ -61,7 +89,9 @@ Team::Team(int num_threads) : num_threads_(num_threads) {
   if (num_threads < 1 || num_threads > 1024) {
     throw Error("the number of threads is " + std::to_string(num_threads) + "; it must be from 1 to 1024");
   }
-  bool crowded = num_threads > usable_processors();
+  std::vector<int> processors = usable_processors();
+  bool crowded = num_threads > int(processors.size());
+  if (num_threads > 1 && num_threads == int(processors.size())) processors_ = std::move(processors);
   barrier_spin_ = crowded ? Clock::duration(crowded_spin) : Clock::duration(barrier_spin);
   idle_spin_ = crowded ? Clock::duration(crowded_spin) : Clock::duration(idle_spin);
   try {
@@ -92,6 +122,7 @@ void Team::stop() {
 
 void Team::run_task(Task task) {
   std::lock_guard<std::mutex> lock(run_mutex_);
+  BoundToProcessor bound(processors_.empty() ? -1 : processors_[0]);
   task_ = task;
   if (num_threads_ > 1) advance(started_);
   task.call(task.argument, 0);
@@ -99,6 +130,7 @@ void Team::run_task(Task task) {
 }
 
 void Team::work(int thread) {
+  if (!processors_.empty()) bind_to(processors_[size_t(thread)]);
   for (uint32_t seen = 0;; ++seen) {
     wait_for_change(started_, seen, idle_spin_);
     if (stopping_) return;

@@ -2,7 +2,9 @@
 //
 // The thread that calls run() is worker 0. Waiting spins for a short while (barriers come every few microseconds inside a
 // step) and then sleeps on a futex, so an idle team uses no processor time. With more threads than processors spinning
-// would only keep the others from running, so such a team goes to sleep almost at once.
+// would only keep the others from running, so such a team goes to sleep almost at once. A team of as many threads as there
+// are processors binds each to its own while it runs: left alone, two of them meet on one processor after a pause, and
+// every barrier then takes until one of them goes to sleep.
 #pragma once
 #include <stdint.h>
 
@@ -50,7 +52,8 @@ class Team {
   const int num_threads_;
   Clock::duration barrier_spin_;
   Clock::duration idle_spin_;
-  std::mutex run_mutex_;  // two callers take turns
+  std::vector<int> processors_;  // of each thread; empty: wherever the system puts them
+  std::mutex run_mutex_;         // two callers take turns
   std::vector<std::thread> workers_;
   Task task_{};
   bool stopping_ = false;

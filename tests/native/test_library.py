@@ -145,6 +145,25 @@ def test_more_threads_than_processors_still_meet_quickly() -> None:
     assert time.monotonic() - start < 10.0
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_a_team_as_large_as_the_machine_has_a_processor_for_each_thread() -> None:
+    """Left alone, two threads meet on one processor after a pause, and barriers take a hundred times as long."""
+    processors = os.sched_getaffinity(0)
+    before = team_threads()
+    whole = Context("scalar", threads=len(processors))
+    whole.barrier_ns(10)  # a thread binds itself before its first task
+    bound = [os.sched_getaffinity(int(tid)) for tid in team_threads() - before]
+    assert all(len(affinity) == 1 for affinity in bound)
+    assert len(set.union(*bound)) == len(processors) - 1
+    assert os.sched_getaffinity(0) == processors
+    before = team_threads()
+    part = Context("scalar", threads=len(processors) + 1)
+    part.barrier_ns(10)
+    assert all(os.sched_getaffinity(int(tid)) == processors for tid in team_threads() - before)
+    whole.close()
+    part.close()
+
+
 def test_an_idle_team_uses_no_processor_time() -> None:
     before = team_threads()
     context = Context("scalar", 3)
