@@ -17,6 +17,7 @@ import uvicorn
 from octavo.engine.async_engine import AsyncEngine
 from octavo.metrics.totals import EngineTotals
 from octavo.server.app import create_app
+from octavo.server.http_limits import RECEIVE_TIMEOUT_S, bounded_requests
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
 
@@ -111,7 +112,8 @@ def eventually(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
 def serving(engine: AsyncEngine, settings: ServerSettings, totals: EngineTotals) -> Iterator[Server]:
     """Starts the engine and serves it; stops both at the end."""
     app = create_app(engine, settings, totals)
-    config = uvicorn.Config(app, port=0, http="httptools", ws="none", lifespan="off", log_level="warning")
+    http = bounded_requests(RECEIVE_TIMEOUT_S)
+    config = uvicorn.Config(app, port=0, http=http, ws="none", lifespan="off", log_level="warning")
     server = uvicorn.Server(config)
     started: list[Server] = []
 
