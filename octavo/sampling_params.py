@@ -20,8 +20,10 @@ EarlyStopping = bool | Literal["never"]
 
 # All tokens are equally likely long before.
 _HOTTEST = 1_000_000
-# Any logit it touches is as good as forbidden long before.
+# Any logit it touches is as good as forbidden, or as good as chosen, long before. What the backend would take for 0 fails
+# the step, for all its requests.
 _LARGEST_REPETITION_PENALTY = 1_000
+_SMALLEST_REPETITION_PENALTY = 0.001
 _MAX_DIGITS = 12
 # Lengths decide alone long before.
 _LARGEST_LENGTH_PENALTY = 20
@@ -172,9 +174,9 @@ class SamplingParams:
         ):
             _require(-2.0 <= penalty <= 2.0, param, penalty, "a number from -2 to 2")
         _require(
-            0.0 < self.repetition_penalty <= _LARGEST_REPETITION_PENALTY,
+            _SMALLEST_REPETITION_PENALTY <= self.repetition_penalty <= _LARGEST_REPETITION_PENALTY,
             "repetition_penalty", self.repetition_penalty,
-            f"a number above 0 and at most {_LARGEST_REPETITION_PENALTY}",
+            f"a number from {_SMALLEST_REPETITION_PENALTY} to {_LARGEST_REPETITION_PENALTY}",
         )  # fmt: skip
         for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             _require(count is None or count >= -1, param, count, "at least 0, or -1 for the whole vocabulary")

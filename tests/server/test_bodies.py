@@ -196,6 +196,7 @@ def test_junk_in_a_field_never_breaks_the_server(shared: Server, field: str) -> 
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-46}, "repetition_penalty"),
         ({"logit_bias": {"3": 101}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"257": 1}}, "logit_bias"),

@@ -19,6 +19,7 @@ NAN, INF = float("nan"), float("inf")
         ("temperature", ["1", None, True, NAN, INF, -0.1, 10**400, [1]]),
         ("top_p", ["1", None, True, NAN, 0, -1, 1.1, 10**400]),
         ("min_p", ["1", None, False, NAN, -0.1, 1.1]),
+        ("repetition_penalty", ["1", None, True, NAN, INF, 0, -1, 1e-46, 1001]),
         ("top_k", ["1", None, True, 2.0, NAN, -2, -(10**30)]),
         ("seed", ["1", True, 1.0, [1]]),
         ("max_tokens", ["1", True, 2.5, 0, -1]),
