@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 from octavo.engine.core import EngineCore
@@ -128,7 +129,7 @@ class EngineThread:
         while not stopped:
             stopped = self._take_orders()
             if self._core.has_requests and not stopped:
-                self._deliver_some(self._step())
+                self._deliver_some(self._survived(self._core.step))
 
     def _take_orders(self) -> bool:
         """Obeys the orders that have come in, waiting for one if there is nothing else to do. True: stop."""
@@ -140,12 +141,11 @@ class EngineThread:
                         self._pending.add(requests, -1)
                     self._deliver_some(refusals)
                 case _Abort(request_ids):
-                    ended = [self._core.abort(request_id) for request_id in request_ids]
-                    self._deliver_some([delta for delta in ended if delta is not None])
+                    self._deliver_some(self._survived(partial(self._abort, request_ids)))
                 case _ResetPrefixes(done):
-                    done.set_result(self._core.reset_prefixes())
+                    self._reset_prefixes(done)
                 case _Stop():
-                    self._deliver_some(self._core.abort_all())
+                    self._deliver_some(self._survived(self._core.abort_all))
                     return True
         return False
 
@@ -168,9 +168,23 @@ class EngineThread:
             return [_refusal(request, failure)]
         return []
 
-    def _step(self) -> list[OutputDelta]:
+    def _abort(self, request_ids: Sequence[str]) -> list[OutputDelta]:
+        ended = [self._core.abort(request_id) for request_id in request_ids]
+        return [delta for delta in ended if delta is not None]
+
+    def _reset_prefixes(self, done: Future[int]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
         try:
-            return self._core.step()
+            done.set_result(self._core.reset_prefixes())
+        except Exception as error:
+            logger.exception("the prefixes could not be forgotten")
+            done.set_exception(error)
+
+    def _survived(self, act: Callable[[], list[OutputDelta]]) -> list[OutputDelta]:
+        """What `act` gives; if it fails, the engine is dead, and these are the last deltas of all requests."""
+        try:
+            return act()
         except Exception as error:
             logger.exception("the engine's own bookkeeping failed")
             return self._core.die(f"the engine's own bookkeeping failed: {error}")

@@ -103,14 +103,14 @@ class BlockStore:
         self._writer.submit(lambda: None).result()
 
     def clear(self) -> None:
-        """Deletes every block."""
+        """Deletes every block. Files that cannot be deleted are forgotten until the next start, with a warning."""
         self.flush()
         with self._lock:
             digests = list(self._sizes)
             self._sizes.clear()
             self._num_bytes = 0
         for digest in digests:
-            self._path(digest).unlink(missing_ok=True)
+            self._delete(digest)
 
     def close(self) -> None:
         """Waits until everything has been written; nothing can be put here any more."""
@@ -161,7 +161,14 @@ class BlockStore:
             with self._lock:
                 digest, num_bytes = self._sizes.popitem(last=False)
                 self._num_bytes -= num_bytes
-            self._path(digest).unlink(missing_ok=True)
+            self._delete(digest)
+
+    def _delete(self, digest: bytes) -> None:
+        path = self._path(digest)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("cannot delete %s of the KV cache: %s", path, error)
 
     def _drop(self, digest: bytes) -> None:
         with self._lock:

@@ -267,6 +267,51 @@ def test_a_fault_in_the_bookkeeping_ends_every_stream() -> None:
     serve(fake, body)
 
 
+def test_a_fault_while_aborting_ends_every_stream() -> None:
+    fake = FakeEngine()
+    gate = Gate(fake)
+
+    async def body(engine: AsyncEngine) -> None:
+        def broken(request_id: str) -> OutputDelta:
+            raise ZeroDivisionError("a bug")
+
+        abort, fake.core.abort = fake.core.abort, broken  # type: ignore[method-assign]
+        requests = [engine.input.from_prompt("25", FREE) for _ in range(2)]
+        streams = [asyncio.create_task(collect(engine, request)) for request in requests]
+        await until(lambda: gate.num_entered > 0)
+        engine.abort(requests[0].request_id)
+        gate.open()
+        for deltas in await asyncio.gather(*streams):
+            assert isinstance(deltas[-1].error, EngineDeadError) and "a bug" in str(deltas[-1].error)
+        fake.core.abort = abort  # type: ignore[method-assign]
+
+    serve(fake, body)
+
+
+def test_prefixes_that_nobody_wants_forgotten_any_more_or_that_cannot_be() -> None:
+    fake = FakeEngine()
+    gate = Gate(fake)
+
+    async def body(engine: AsyncEngine) -> None:
+        stream = asyncio.create_task(collect(engine, engine.input.from_prompt("25", FREE)))
+        await until(lambda: gate.num_entered > 0)
+        resetting = asyncio.create_task(engine.reset_prefixes())
+        await asyncio.sleep(0)
+        resetting.cancel()
+        gate.open()
+        assert (await stream)[-1].finish_reason == "length"
+
+        def broken() -> int:
+            raise ZeroDivisionError("a bug")
+
+        fake.core.reset_prefixes = broken  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await engine.reset_prefixes()
+        assert (await collect(engine, engine.input.from_prompt("25", FREE)))[-1].finish_reason == "length"
+
+    serve(fake, body)
+
+
 def test_a_request_id_in_use_is_refused() -> None:
     fake = FakeEngine()
 

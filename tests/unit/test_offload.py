@@ -186,3 +186,15 @@ def test_window_groups_are_saved_as_far_as_they_are_known(tmp_path: Path) -> Non
     store.close()
     harness = Harness(12, 4, 256, store=store_in(tmp_path, num_groups=2), window_groups=[(12, 20)])
     assert run(harness, "once more", tokens((5, 150))) == 144
+
+
+def test_files_that_cannot_be_deleted_are_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_in(tmp_path)
+    store.put(digest(1), (bytes(PAGE_BYTES),))
+    store.flush()
+    (path,) = blocks_in(tmp_path)
+    path.unlink()
+    path.mkdir()
+    store.clear()
+    assert digest(1) not in store and "cannot delete" in caplog.text
+    store.close()
