@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from octavo.scheduler.request_state import Line, RequestState
@@ -10,6 +10,9 @@ from octavo.scheduler.waiting_line import WaitingLine
 
 LATE_TURN = 4
 """While there are punctual requests, one admission in so many goes to a late one."""
+
+_FIRST_SWEEP = 64
+"""With so many alarms set, those that concern nobody any more are looked for the first time."""
 
 
 class Waiting:
@@ -105,19 +108,26 @@ class Waiting:
 
     def timed_out(self, now: float) -> list[RequestState]:
         """Those who have waited too long by now; they are still in line."""
-        return [state for state in self._timeouts.due(now) if state.line is not None and not state.num_preemptions]
+        return self._timeouts.due(now)
 
 
 class _Alarms:
-    """Requests by a time each; what became of a request meanwhile is the caller's to ask."""
+    """Requests by a time each, as long as they wait for their first turn.
 
-    __slots__ = ("_heap", "_ticket")
+    Those that have had it, or are gone, are dropped when their time comes, or when they may outnumber the rest: a time
+    can be far off.
+    """
+
+    __slots__ = ("_heap", "_sweep_at", "_ticket")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, RequestState]] = []
+        self._sweep_at = _FIRST_SWEEP
         self._ticket = count()
 
     def set(self, time_s: float, state: RequestState) -> None:
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
         heappush(self._heap, (time_s, next(self._ticket), state))
 
     def due(self, now: float) -> list[RequestState]:
@@ -125,4 +135,14 @@ class _Alarms:
         states = []
         while self._heap and self._heap[0][0] <= now:
             states.append(heappop(self._heap)[2])
-        return states
+        return [state for state in states if _awaits_first_turn(state)]
+
+    def _sweep(self) -> None:
+        self._heap = [alarm for alarm in self._heap if _awaits_first_turn(alarm[2])]
+        heapify(self._heap)
+        self._sweep_at = 2 * len(self._heap) + _FIRST_SWEEP
+
+
+def _awaits_first_turn(state: RequestState) -> bool:
+    return state.line is not None and not state.num_preemptions
+

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from octavo.kvcache.window_group import WindowGroup
 from octavo.request import PrefixKey, Request, Tenant
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.policies.registry import POLICIES
+from octavo.scheduler.request_state import RequestState
 from octavo.scheduler.scheduler import DEFAULT_SCHEDULING, Scheduler
 from octavo.step import SampledToken, StepOutput, StepPlan
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeExecutor, continuation
@@ -408,3 +410,13 @@ def test_an_output_that_does_not_answer_the_plan_is_an_error() -> None:
 def test_an_idle_scheduler_makes_an_empty_plan() -> None:
     plan = Harness(4, 4, 64).scheduler.schedule()
     assert plan.steps == () and plan.starts == ()
+
+
+@pytest.mark.parametrize("targets", [ServiceTargets(), ServiceTargets(ttft_s=1e9)])
+def test_who_is_gone_is_forgotten_however_long_it_might_have_waited(targets: ServiceTargets) -> None:
+    harness = Harness(64, 4, 64, config=SchedulingConfig(targets=targets))
+    for number in range(500):
+        harness.scheduler.add(replace(make_request(str(number), [1, 2], 1), queue_timeout_s=1e9))
+        harness.scheduler.remove(str(number))
+    gc.collect()
+    assert sum(isinstance(each, RequestState) for each in gc.get_objects()) < 200
