@@ -13,6 +13,9 @@ from octavo.structured_outputs import StructuredOutputsParams
 MAX_STOP_CHARACTERS = 16_384
 """Of all stop strings of a request together: each character costs memory, and the engine's time before it starts."""
 
+MAX_BAD_WORDS = 1024
+"""Each is looked for before every token of the answer."""
+
 MAX_CHOICES = 128
 """The most answers that one request may ask for; OpenAI's limit."""
 
@@ -20,8 +23,8 @@ EarlyStopping = bool | Literal["never"]
 
 # All tokens are equally likely long before.
 _HOTTEST = 1_000_000
-# Any logit it touches is as good as forbidden, or as good as chosen, long before. What the backend would take for 0 fails
-# the step, for all its requests.
+# Any logit it touches is as good as forbidden, or as good as chosen, long before. What the backend would take for 0
+# fails a step with all its requests.
 _LARGEST_REPETITION_PENALTY = 1_000
 _SMALLEST_REPETITION_PENALTY = 0.001
 _MAX_DIGITS = 12
@@ -234,6 +237,10 @@ class SamplingParams:
             )
 
     def _check_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidValueError(
+                f"bad_words has {len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed", param="bad_words"
+            )
         for index, word in enumerate(self.bad_words):
             if not isinstance(word, str) or not word:
                 raise InvalidValueError(

@@ -20,6 +20,7 @@ from octavo.grammar.definition import form_of
 from octavo.grammar.forms import Form
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.request_state import ending_token_ids
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _UINT64 = 2**64 - 1
@@ -179,7 +180,7 @@ class InputProcessor:
                 "use_beam_search cannot be had together with tools, a reasoning budget or a form of the answer",
                 param="use_beam_search",
             )
-        return Request(
+        request = Request(
             request_id=f"request-{uuid.uuid4().hex}" if request_id is None else request_id,
             prompt_token_ids=tuple(token_ids),
             sampling=replace(
@@ -193,6 +194,8 @@ class InputProcessor:
             bad_words=bad_word_tokens(sampling.bad_words, self._tokenizer),
             constraint=constraint,
         )
+        _check_first_token(request)
+        return request
 
     def _rules(self, sampling: SamplingParams) -> AnswerRules | None:
         """What the answer has to keep to. Tokens whose log probabilities are wanted are sampled one by one."""
@@ -267,6 +270,19 @@ class InputProcessor:
         if seed is None:
             return seed_of_request(self._seed, next(self._num_seeds_drawn))
         return seed & _UINT64
+
+
+def _check_first_token(request: Request) -> None:
+    """Raises `InvalidValueError` if an answer could not even begin, because everything allowed is forbidden as well."""
+    forbidden = {word[0] for word in request.bad_words if len(word) == 1}
+    if request.sampling.min_tokens:
+        forbidden.update(ending_token_ids(request))
+    allowed = request.sampling.allowed_token_ids
+    if allowed and forbidden.issuperset(allowed):
+        raise InvalidValueError(
+            "allowed_token_ids has no token to begin with: bad_words, or min_tokens, forbid each of them",
+            param="allowed_token_ids",
+        )
 
 
 def require_list(value: Any, param: str, expected: str) -> None:

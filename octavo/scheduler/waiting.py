@@ -145,4 +145,3 @@ class _Alarms:
 
 def _awaits_first_turn(state: RequestState) -> bool:
     return state.line is not None and not state.num_preemptions
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from octavo.engine.truncation import Truncation
 from octavo.errors import ContextLengthError, InvalidValueError, RequestError
 from octavo.sampling_params import SamplingParams
 from tests.engine.fake_engine import FakeEngine
-from tests.engine.fakes import VOCAB_SIZE, FakeTokenizer
+from tests.engine.fakes import EOS, VOCAB_SIZE, FakeTokenizer
 
 INPUT = FakeEngine(num_blocks=4, max_model_len=50).input  # 64 tokens of KV, 50 of context
 TIGHT = FakeEngine(num_blocks=2, max_model_len=50).input  # 32 tokens of KV
@@ -51,6 +53,19 @@ def test_refusals_name_field_value_and_limit(
     with pytest.raises(kind, match=words) as caught:
         INPUT.from_prompt(prompt, sampling)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "forbids",
+    [{"min_tokens": 1}, {"bad_words": ["1"]}, {"min_tokens": 2, "stop_token_ids": [5], "allowed_token_ids": [EOS, 5]}],
+    ids=str,
+)
+def test_an_answer_that_could_not_begin_is_refused(forbids: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError, match="no token to begin with") as refusal:
+        INPUT.from_prompt([3], SamplingParams(**{"allowed_token_ids": [EOS], **forbids}))
+    assert refusal.value.param == "allowed_token_ids"
+    INPUT.from_prompt([3], SamplingParams(allowed_token_ids=[EOS]))
+    INPUT.from_prompt([3], SamplingParams(**{**forbids, "allowed_token_ids": [EOS, 6]}))
 
 
 def test_a_prompt_longer_than_the_whole_kv_cache_is_refused_with_both_numbers() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import InvalidValueError
-from octavo.sampling_params import MAX_STOP_CHARACTERS, SamplingParams
+from octavo.sampling_params import MAX_BAD_WORDS, MAX_STOP_CHARACTERS, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -49,3 +49,9 @@ def test_stop_strings_have_room_for_so_many_characters_together() -> None:
     assert SamplingParams(stop=("x" * 100,) * (MAX_STOP_CHARACTERS // 100)).stop
     with pytest.raises(InvalidValueError, match=f"16400 characters in 164 strings; at most {MAX_STOP_CHARACTERS}"):
         SamplingParams(stop=("x" * 100,) * 164)
+
+
+def test_bad_words_are_bounded_in_number() -> None:
+    SamplingParams(bad_words=["x"] * MAX_BAD_WORDS)
+    with pytest.raises(InvalidValueError, match="bad_words has 1025 words; at most 1024 are allowed"):
+        SamplingParams(bad_words=["x"] * (MAX_BAD_WORDS + 1))
