@@ -560,6 +560,29 @@ def test_plans_that_do_not_fit_are_step_errors(
     executor.execute(StepPlan((start_of(0, (1, 2, 3)),), (RowStep(0, 0, 3, ((5,),), samples=True),)))
 
 
+def test_decoding_does_not_go_on_from_a_step_that_failed(executor: NativeExecutor) -> None:
+    """Steps that only decode take over the arrays of the step before, which must have sampled."""
+    executor.execute(StepPlan((start_of(0, (1,) * 15),), (RowStep(0, 0, 15, ((0,),), samples=True),)))
+    executor.execute(StepPlan((), (RowStep(0, 15, 1, (), samples=True),)))
+    with pytest.raises(StepError, match=r"block_tables\[1\] is 64"):
+        executor.execute(StepPlan((), (RowStep(0, 16, 1, ((64,),), samples=True),)))
+    with pytest.raises(StepError, match="but hold"):
+        executor.execute(StepPlan((), (RowStep(0, 17, 1, (), samples=True),)))
+
+
+def test_decoding_ends_where_the_row_does(executor: NativeExecutor) -> None:
+    prompt = (1,) * (MAX_MODEL_LEN - 3)
+    blocks = (tuple(range(MAX_MODEL_LEN // BLOCK_TOKENS)),)
+    executor.execute(
+        StepPlan((start_of(0, prompt[:60]),), (RowStep(0, 0, 60, blocks, samples=False, new_token_ids=prompt[60:]),))
+    )
+    executor.execute(StepPlan((), (RowStep(0, 60, len(prompt) - 60, (), samples=True),)))
+    for position in range(len(prompt), MAX_MODEL_LEN):
+        executor.execute(StepPlan((), (RowStep(0, position, 1, (), samples=True),)))
+    with pytest.raises(StepError, match="but hold"):
+        executor.execute(StepPlan((), (RowStep(0, MAX_MODEL_LEN, 1, (), samples=True),)))
+
+
 def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> None:
     model = TinyModel(rng, FAMILIES["llama"]())
     executor = NativeExecutor(model.checkpoint, isa=isa, threads=1, activation_dtype="int8")

@@ -142,8 +142,7 @@ class NativeExecutor:
         self._arrays.set_copies(plan.copies)
         logit_rows = self._rows.gather(plan.steps, self._arrays)
         self._program.run(self._arrays.struct)
-        drawn = ~logit_rows.scored
-        self._rows.append(logit_rows.rows[drawn], self._arrays.sampled_token_ids[: len(drawn)][drawn])
+        self._rows.append_sampled(logit_rows, self._arrays.sampled_token_ids)
         output = step_output(logit_rows, self._arrays)
         return replace(output, saved=saved) if saved else output
 

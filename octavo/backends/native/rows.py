@@ -1,7 +1,7 @@
 """The rows of running requests: what the backend remembers of each from one step to the next.
 
 A row is a fixed place in a few numpy arrays. A step picks the rows it runs and gathers from them, without a Python
-loop over tokens and with next to none over requests.
+loop over tokens and with next to none over requests. Most steps only go on from the one before: see `decoding.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from octavo.backends.native.decoding import Decoding, is_decode
 from octavo.backends.native.logit_rows import IndexArray, LogitRows, logit_rows_of
 from octavo.backends.native.sampling_rows import SamplingRows
 from octavo.backends.native.step_arrays import Int32Array, StepArrays
@@ -36,9 +37,11 @@ class Rows:
         self.block_tables: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self._num_blocks = [[0] * num_groups for _ in range(max_num_seqs)]
         self._sampling = SamplingRows(self._token_ids, vocab_size)
+        self._decoding: Decoding | None = None
 
     def start(self, start: RowStart) -> None:
         """A request takes the row: its tokens and parameters replace whatever was there, its block table is empty."""
+        self._decoding = None
         row, num_tokens = start.row, len(start.token_ids)
         if not 0 <= row < self.max_num_seqs:
             raise StepError(f"row {row} does not exist; there are {self.max_num_seqs}")
@@ -51,7 +54,31 @@ class Rows:
         self._sampling.start(start)
 
     def gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
-        """Fills `arrays` with what `steps` compute; says where each row of logits belongs."""
+        """Fills `arrays` with what `steps` compute; says where each row of logits belongs.
+
+        `arrays` are the same in every call, and hold what the call before left there.
+        """
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None and decoding.continued_by(steps):
+            self._append_new_blocks(steps)
+            decoding.advance(steps)
+            self._decoding = decoding
+            return decoding.logit_rows
+        return self._gather_anew(steps, arrays)
+
+    def append_sampled(self, logit_rows: LogitRows, token_ids: Int32Array) -> None:
+        """Each row that sampled now knows one more token, unless it does not want it."""
+        rows, token_ids = logit_rows.rows, token_ids[: len(logit_rows)]
+        if self._decoding is not None:
+            self._decoding.is_complete = True
+        else:
+            wanted = ~logit_rows.scored & self._appends_sampled[rows]
+            rows, token_ids = rows[wanted], token_ids[wanted]
+        num_tokens = self._num_tokens[rows]
+        self._token_ids[rows, num_tokens] = token_ids
+        self._num_tokens[rows] = num_tokens + 1
+
+    def _gather_anew(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
         rows = np.array([step.row for step in steps], np.int64)
         starts = np.array([step.num_computed_tokens for step in steps], np.int64)
         counts = np.array([step.num_tokens for step in steps], np.int64)
@@ -60,9 +87,7 @@ class Rows:
             if step.new_token_ids:
                 self._append_known(step.row, step.new_token_ids)
         self._check(rows, starts, ends)
-        for step in steps:
-            if step.new_block_ids:
-                self._append_blocks(step.row, step.new_block_ids)
+        self._append_new_blocks(steps)
         num_tokens = self._gather_tokens(rows, starts, counts, arrays)
         arrays.table_rows[: len(rows)] = rows
         logit_rows = logit_rows_of(steps)
@@ -74,14 +99,15 @@ class Rows:
             num_requests=len(rows),
             num_logit_rows=len(logit_rows),
         )
+        if all(map(is_decode, steps)) and self._can_go_on(rows, ends):
+            num_left = self._token_ids.shape[1] - 1 - int(ends.max(initial=0))
+            self._decoding = Decoding(steps, logit_rows, arrays, num_left)
         return logit_rows
 
-    def append(self, rows: IndexArray, token_ids: Int32Array) -> None:
-        """Each row now knows one more token, which was sampled for it; those that do not want it stay as they are."""
-        wanted = self._appends_sampled[rows]
-        rows, token_ids = rows[wanted], token_ids[wanted]
-        self._token_ids[rows, self._num_tokens[rows]] = token_ids
-        self._num_tokens[rows] += 1
+    def _can_go_on(self, rows: IndexArray, ends: IndexArray) -> bool:
+        """Whether all rows take in what is sampled after their newest token, and choose the next in the same way."""
+        takes_in = self._appends_sampled[rows] & (ends == self._num_tokens[rows])
+        return bool(takes_in.all()) and not self._sampling.has_biases
 
     def _append_known(self, row: int, token_ids: tuple[int, ...]) -> None:
         """Tokens that were not sampled."""
@@ -117,6 +143,11 @@ class Rows:
                 f"rows {logit_rows.rows[scored].tolist()} score tokens {logit_rows.positions[scored].tolist()}, which "
                 "they do not hold or do not compute in this step"
             )
+
+    def _append_new_blocks(self, steps: Sequence[RowStep]) -> None:
+        for step in steps:
+            if step.new_block_ids:
+                self._append_blocks(step.row, step.new_block_ids)
 
     def _append_blocks(self, row: int, block_ids: tuple[tuple[int, ...], ...]) -> None:
         num_groups, _, max_blocks = self.block_tables.shape

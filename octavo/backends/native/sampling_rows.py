@@ -73,6 +73,11 @@ class SamplingRows:
         if sampling.allowed_token_ids:
             self._allowed[row] = _mask_of(sampling.allowed_token_ids, self._vocab_size)
 
+    @property
+    def has_biases(self) -> bool:
+        """Whether the next token of some row may get other biases than the last."""
+        return bool(self._biases)
+
     def gather(self, logit_rows: LogitRows, arrays: StepArrays) -> None:
         """Fills `arrays` with how each row of logits becomes a token."""
         rows, positions, scored = logit_rows.rows, logit_rows.positions, logit_rows.scored
@@ -136,7 +141,11 @@ class SamplingRows:
 
     def _gather_logprobs(self, sampling: SamplingArray, arrays: StepArrays) -> None:
         """Gives each entry its place among the likeliest tokens."""
-        counts = np.maximum(sampling["num_logprobs"], 0)
+        num_logprobs = sampling["num_logprobs"]
+        arrays.reported = np.flatnonzero(num_logprobs >= 0).tolist()
+        if not arrays.reported:
+            return
+        counts = np.maximum(num_logprobs, 0)
         total = int(counts.sum())
         if total:
             sampling["first_logprob"] = np.cumsum(counts) - counts

@@ -32,6 +32,7 @@ class StepArrays:
     """Room for `max_tokens` tokens of `max_requests` requests, and for logit rows.
 
     `block_tables` [layer groups, rows, blocks of a row] are the caller's to change; `table_rows` picks from them.
+    `reported` are the logit rows whose log probabilities are wanted.
     Fill the beginning of each array and the counts of `struct`, then run the program with `struct`.
     """
 
@@ -43,6 +44,7 @@ class StepArrays:
         self.table_rows: Int32Array = np.zeros(max_requests, np.int32)
         self.logit_rows: Int32Array = np.zeros(max_logit_rows, np.int32)
         self.sampling = greedy_sampling(max_logit_rows)
+        self.reported: list[int] = []
         self.bias_token_ids: Int32Array = np.zeros(0, np.int32)
         self.bias_values: FloatArray = np.zeros(0, np.float32)
         self.copies: Int32Array = np.zeros((3, 0), np.int32)

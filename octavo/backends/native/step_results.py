@@ -15,10 +15,9 @@ def step_output(logit_rows: LogitRows, arrays: StepArrays) -> StepOutput:
     """The tokens that were drawn and those that were scored, in the order of the plan."""
     count = len(logit_rows)
     rows, token_ids = logit_rows.rows.tolist(), arrays.sampled_token_ids[:count].tolist()
-    reported = np.flatnonzero(arrays.sampling["num_logprobs"][:count] >= 0).tolist()
-    if not reported:
+    if not arrays.reported:
         return StepOutput(tuple(map(SampledToken, rows, token_ids)))
-    logprobs = {index: _token_logprobs(index, arrays) for index in reported}
+    logprobs = {index: _token_logprobs(index, arrays) for index in arrays.reported}
     drawn = np.flatnonzero(~logit_rows.scored).tolist()
     scored = groupby(np.flatnonzero(logit_rows.scored).tolist(), key=rows.__getitem__)
     return StepOutput(
