@@ -35,9 +35,11 @@ constexpr Tile grouped_tiles[] = {grouped_tile<Format, is_refined, 1>, grouped_t
                                   grouped_tile<Format, is_refined, 5>, grouped_tile<Format, is_refined, 6>,
 #endif
 };
-constexpr Tile bf16_tiles[] = {bf16_tile<1>, bf16_tile<2>, bf16_tile<3>, bf16_tile<4>,
+template <bool continues>
+constexpr Tile bf16_tiles[] = {bf16_tile<1, continues>, bf16_tile<2, continues>, bf16_tile<3, continues>,
+                               bf16_tile<4, continues>,
 #ifndef OCT_VEC_SCALAR
-                               bf16_tile<5>, bf16_tile<6>,
+                               bf16_tile<5, continues>, bf16_tile<6, continues>,
 #endif
 };
 constexpr Tile channel_tiles[] = {channel_tile<1>, channel_tile<2>, channel_tile<3>, channel_tile<4>,
@@ -45,7 +47,7 @@ constexpr Tile channel_tiles[] = {channel_tile<1>, channel_tile<2>, channel_tile
                                   channel_tile<5>, channel_tile<6>,
 #endif
 };
-static_assert(sizeof(bf16_tiles) / sizeof(Tile) == kMaxTileRows, "a tile for each number of rows");
+static_assert(sizeof(bf16_tiles<false>) / sizeof(Tile) == kMaxTileRows, "a tile for each number of rows");
 
 inline PanelShape grouped_shape(const oct_weight& weight) {
   return panel_shape(kLanes, weight.code_bits, weight.group, weight.has_min != 0);
@@ -71,11 +73,12 @@ inline PanelFormat panel_format(const oct_weight& weight) {
 
 // The same with the tiles that multiply an operand of a kind that goes with the weight.
 struct TiledFormat : PanelFormat {
-  const Tile* tiles;  // tiles[r - 1] for r rows, 1..kMaxTileRows
+  const Tile* tiles;       // tiles[r - 1] for r rows, 1..kMaxTileRows
+  const Tile* continuing;  // the same adding to what `out` holds, in the order without the cut; null: K is not cut
 };
 
 inline const Tile* tiles_for(const oct_weight& weight, int operand_kind) {
-  const Tile* tiles = bf16_tiles;
+  const Tile* tiles = bf16_tiles<false>;
   if (weight.layout == OCT_LAYOUT_BF16) return tiles;
   if (weight.layout == OCT_LAYOUT_INT8_CHANNEL) return channel_tiles;
   bool is_refined = operand_kind == OCT_BUFFER_OPERAND_INT8_REFINED;
@@ -86,7 +89,8 @@ inline const Tile* tiles_for(const oct_weight& weight, int operand_kind) {
 }
 
 inline TiledFormat tiled_format(const oct_weight& weight, int operand_kind) {
-  return {panel_format(weight), tiles_for(weight, operand_kind)};
+  const Tile* continuing = weight.layout == OCT_LAYOUT_BF16 ? bf16_tiles<true> : nullptr;
+  return {panel_format(weight), tiles_for(weight, operand_kind), continuing};
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ inline __m256 widen_pairs(const uint8_t* pairs, int which) {
 }
 
 // bf16 weights widened to fp32; the operand already is fp32.
-template <int R>
+template <int R, bool continues>
 inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
                       float* out, int64_t out_stride) {
   constexpr int vectors = kBf16PanelColumns / kLanes;
@@ -225,7 +225,9 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) sums[r][v] = _mm256_setzero_ps();
+    for (int v = 0; v < vectors; ++v) {
+      sums[r][v] = continues ? _mm256_loadu_ps(out + r * out_stride + v * kLanes) : _mm256_setzero_ps();
+    }
   }
   for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 32 * vectors, rows += 2 * sizeof(float)) {
     if (k % kGroup == 0) fetch_next(ahead);

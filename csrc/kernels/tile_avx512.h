@@ -154,7 +154,7 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
   store_sums(sums, out, out_stride);
 }
 
-template <int R>
+template <int R, bool continues>
 inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
                       float* out, int64_t out_stride) {
   constexpr int vectors = kBf16PanelColumns / kLanes;
@@ -162,7 +162,9 @@ inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* pan
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < vectors; ++v) sums[r][v] = _mm512_setzero_ps();
+    for (int v = 0; v < vectors; ++v) {
+      sums[r][v] = continues ? _mm512_loadu_ps(out + r * out_stride + v * kLanes) : _mm512_setzero_ps();
+    }
   }
   for (int64_t k = 0; k < num_groups * kGroup; k += 2, panel += 64 * vectors, rows += 2 * sizeof(Bf16Element)) {
     if (k % kGroup == 0) fetch_next(ahead);

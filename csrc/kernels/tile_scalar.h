@@ -47,14 +47,14 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
   }
 }
 
-template <int R>
+template <int R, bool continues>
 inline void bf16_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
                       float* out, int64_t out_stride) {
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(panel);
   for (int r = 0; r < R; ++r) {
     const float* row = reinterpret_cast<const float*>(rows + r * row_bytes);
     for (int c = 0; c < kBf16PanelColumns; ++c) {
-      float sum = 0.0f;
+      float sum = continues ? out[r * out_stride + c] : 0.0f;
       for (int64_t k = 0; k < num_groups * kGroup; ++k) {
         sum = fmaf(row[k], bf16_to_float(weights[(k / 2 * kBf16PanelColumns + c) * 2 + k % 2]), sum);
       }

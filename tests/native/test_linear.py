@@ -210,6 +210,20 @@ def test_a_row_has_the_same_bits_whatever_the_batch(
             np.testing.assert_array_equal(part, whole[first : first + count])
 
 
+def test_panels_beyond_the_cache_give_the_same_bits_as_one_sweep(context: Context, rng: np.random.Generator) -> None:
+    """Several tiles of rows share such a panel in parts along K; a row alone goes through it in one go."""
+    num_inputs = 33_000  # beyond the second-level cache for the narrowest panels, the portable build's
+    weight = random_tensor(rng, GGUFType.BF16, (75, num_inputs), 0.1).pack(context, Layout.BF16)
+    x = with_outliers(rng, (13, num_inputs))
+    bias = rng.normal(0, 5, 75).astype(np.float32)
+    residual = rng.normal(0, 5, (13, 75)).astype(np.float32)
+    whole = product(context, x, weight, bias=bias, residual=residual)
+    assert_is_product(whole, x, weight, residual + bias)
+    for row in range(13):
+        alone = product(context, x[row : row + 1], weight, bias=bias, residual=residual[row : row + 1])
+        np.testing.assert_array_equal(alone[0], whole[row])
+
+
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=by_name)
 def test_instruction_sets_and_teams_agree_to_the_bit(encoding: GGUFType, rng: np.random.Generator) -> None:
     """Products of int8 operands: so a machine with AVX-512 and one without give the same logits."""
