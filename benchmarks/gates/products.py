@@ -1,4 +1,7 @@
-"""Products against the peak and against the bandwidth."""
+"""Products against the peak and against the bandwidth.
+
+Of products in groups of 32 one kind exists, with an activation scale for each group; none has one scale a token.
+"""
 
 from __future__ import annotations
 
