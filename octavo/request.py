@@ -51,7 +51,8 @@ class Request:
     reported but not appended: whoever searches gives it its tokens.
 
     Of two requests the one with the lower `priority` goes first, where the scheduling policy honours priorities. A
-    request that has waited `queue_timeout_s` without running is given up.
+    request that has waited `queue_timeout_s` without running is given up. One that `is_admitted` belongs to an answer
+    for which the queue was looked at already: it is not refused for a full one.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class Request:
     priority: int = 0
     tenant: Tenant = ANONYMOUS
     queue_timeout_s: float | None = None
+    is_admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ def fan_out(request: Request) -> tuple[Request, ...]:
             request_id=f"{request.request_id}-{index}",
             parent_id=request.request_id,
             num_choices=sampling.num_samples if index == 0 else 0,
+            is_admitted=request.is_admitted or index > 0,
             sampling=replace(
                 sampling,
                 n=1,

@@ -85,7 +85,8 @@ class Scheduler:
         if request.request_id in self:
             raise InvalidValueError(f"request_id {request.request_id!r} is in use", param="request_id")
         self._admission.check_fits(request)
-        self.check_queue(len(request.prompt_token_ids))
+        if not request.is_admitted:
+            self.check_queue(len(request.prompt_token_ids))
         blocks = self._kv.open(request.prefix_key, request.parent_id)
         state = RequestState(request, blocks, self._order.enter(request), self._policy.expendability(request))
         self._states[request.request_id] = state

@@ -119,7 +119,7 @@ class Answer:
 
 def stream_choices(engine: AsyncEngine, requests: Sequence[Request]) -> AsyncGenerator[ChoiceDelta, None]:
     """All choices of an answer: those of the first request, then those of the next, as they come."""
-    groups = [fan_out(request) for request in requests]
+    groups = [fan_out(replace(request, is_admitted=index > 0)) for index, request in enumerate(requests)]
     return interleave([engine.generate(choice) for group in groups for choice in group], len(groups[0]))
 
 

@@ -60,6 +60,15 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(limits: QueueLimits, 
         assert server.complete("x").status == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limits", [QueueLimits(max_requests=1), QueueLimits(max_tokens=3)])
+def test_all_of_an_answer_is_let_in_or_nothing(limits: QueueLimits, stream: bool) -> None:
+    with serve(SchedulingConfig(queue=limits), max_num_seqs=1) as (server, _):
+        for body in ({"n": 5}, {"prompt": ["a", "b", "c", "d"], "n": 2}):
+            answer = server.complete(**{"prompt": "a", "max_tokens": 2, "stream": stream, **body})
+            assert answer.status == 200 and b"queue_full" not in answer.body
+
+
 def test_a_request_waits_no_longer_than_it_may() -> None:
     with serve(max_num_seqs=1) as (server, fake):
         fake.executor.step_s = 0.05
