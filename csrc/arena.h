@@ -8,8 +8,29 @@
 #include <utility>
 
 #include "error.h"
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace octavo {
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t guard_gap_bytes = 128;  // after each piece of an arena
+#else
+constexpr size_t guard_gap_bytes = 0;
+#endif
+
+// Bytes of an arena that nobody may touch, where AddressSanitizer is there to notice; unguard before they are unmapped.
+inline void guard_bytes([[maybe_unused]] const uint8_t* data, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_POISON_MEMORY_REGION(data, bytes);
+#endif
+}
+inline void unguard_bytes([[maybe_unused]] const uint8_t* data, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_UNPOISON_MEMORY_REGION(data, bytes);
+#endif
+}
 
 enum class PageSize { small, huge };
 
@@ -33,6 +54,7 @@ class Arena {
     if (end > aligned + bytes_) munmap(reinterpret_cast<void*>(aligned + bytes_), end - aligned - bytes_);
     data_ = reinterpret_cast<uint8_t*>(aligned);
     madvise(data_, bytes_, page_size == PageSize::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    guard_bytes(data_ + bytes, bytes_ - bytes);
   }
   Arena(Arena&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Arena& operator=(Arena&& other) noexcept {
@@ -43,7 +65,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena() {
-    if (data_) munmap(data_, bytes_);
+    if (!data_) return;
+    unguard_bytes(data_, bytes_);
+    munmap(data_, bytes_);
   }
 
   uint8_t* data() const { return data_; }

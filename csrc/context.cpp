@@ -23,12 +23,14 @@ void set_last_error(const char* message) { last_error() = message; }
 
 SharedMemory SharedArenas::allocate(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!arena_ || used_bytes_ + bytes > arena_->bytes()) {
-    arena_ = std::make_shared<Arena>(std::max(bytes, shared_arena_bytes));
+  size_t piece_bytes = (bytes + guard_gap_bytes + piece_alignment - 1) / piece_alignment * piece_alignment;
+  if (!arena_ || used_bytes_ + piece_bytes > arena_->bytes()) {
+    arena_ = std::make_shared<Arena>(std::max(piece_bytes, shared_arena_bytes));
     used_bytes_ = 0;
   }
   uint8_t* data = arena_->data() + used_bytes_;
-  used_bytes_ += (bytes + piece_alignment - 1) / piece_alignment * piece_alignment;
+  guard_bytes(data + bytes, piece_bytes - bytes);
+  used_bytes_ += piece_bytes;
   return {arena_, data};
 }
 

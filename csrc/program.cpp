@@ -74,10 +74,15 @@ int64_t oct_program::moe_scratch_bytes() const {
 }
 
 void oct_program::lay_out_arena() {
+  struct Piece {
+    int64_t offset, bytes, end;
+  };
+  std::vector<Piece> pieces;
   int64_t used = 0;
-  auto reserve = [&used](int64_t bytes) {
+  auto reserve = [&](int64_t bytes) {
     int64_t offset = used;
-    used += octavo::aligned(bytes);
+    used += octavo::aligned(bytes + int64_t(octavo::guard_gap_bytes));
+    pieces.push_back({offset, bytes, used});
     return offset;
   };
   std::vector<int64_t> offsets;
@@ -95,6 +100,9 @@ void oct_program::lay_out_arena() {
   int64_t moe_scratch = reserve(moe_scratch_bytes());
 
   arena_ = octavo::Arena(size_t(std::max(used, octavo::alignment)));
+  for (const Piece& piece : pieces) {
+    octavo::guard_bytes(arena_.data() + piece.offset + piece.bytes, size_t(piece.end - piece.offset - piece.bytes));
+  }
   for (int64_t offset : offsets) buffer_data_.push_back(arena_.data() + offset);
   attention_scratch_ = arena_.data() + attention_scratch;
   attention_shared_ = arena_.data() + attention_shared;
