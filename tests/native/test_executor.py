@@ -409,8 +409,12 @@ def test_bad_words_are_never_completed(executor: NativeExecutor, rng: np.random.
 
 
 def test_penalties_survive_preemption_and_company(executor: NativeExecutor, rng: np.random.Generator) -> None:
-    """They are counted from the tokens, so that a request that starts again knows what it said."""
-    sampling = replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.7, presence_penalty=0.4)
+    """They are counted from the tokens, so that a request that starts again knows what it said.
+
+    A bias makes one token the likeliest, so that the penalties have something to change.
+    """
+    free = replace(GREEDY, logit_bias={7: 10.0})
+    sampling = replace(free, repetition_penalty=1.3, frequency_penalty=2.0, presence_penalty=0.4)
     prompt = prompt_of(rng, 20)
     expected = alone(executor, rng, prompt, sampling=sampling)
     driver = Driver(executor, rng)
@@ -422,7 +426,7 @@ def test_penalties_survive_preemption_and_company(executor: NativeExecutor, rng:
     while len(request.output) < 10:
         driver.step([(bystander, 64), (request, 11)])
     assert request.output == expected
-    assert expected != alone(executor, rng, prompt)
+    assert expected != alone(executor, rng, prompt, sampling=free)
 
 
 def test_prompts_of_every_length_around_a_block(executor: NativeExecutor, rng: np.random.Generator) -> None:
