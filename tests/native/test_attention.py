@@ -17,6 +17,7 @@ import torch
 
 from octavo.backends.native.instructions import Attention, Buffer, RopeKv
 from octavo.backends.native.library import Context, FloatArray, KvCache
+from octavo.config import BLOCK_TOKENS
 from octavo.graph.ops import KvLayer
 from tests.native.harness import F32, Chunk, Step, kv_cache, num_blocks_for, run
 from tests.native.reference import attention
@@ -93,7 +94,8 @@ class Layer:
         head_size, groups = self.kv.head_size, self.kv.num_kv_heads
         x = torch.from_numpy(qkv).reshape(len(qkv), -1, head_size)
         unit = 1.0 if self.softcap is not None else math.log2(math.e)  # of the scores
-        q = x[:, : self.num_heads] * (self.scale * unit)
+        factor = np.float32(self.scale) * np.float32(unit)  # so that products round to the same bf16
+        q = x[:, : self.num_heads] * float(factor)
         if isa == "avx512" and self.dtype == "bf16":  # multiplies bf16
             q = q.bfloat16()
         stored = x[:, self.num_heads :]
@@ -270,6 +272,36 @@ def test_what_another_request_left_in_a_page_is_never_seen(
         (want,) = clean.step(context, [Chunk(count, first, blocks)], [rows])
         np.testing.assert_array_equal(found, want)
         assert np.isfinite(found).all()
+
+
+NOT_NUMBERS = b"\xff\xff\xff\xff"  # NaN in bf16, and as the fp32 scale of int8 codes
+
+
+@DTYPES
+@pytest.mark.parametrize("head_size", [2, 64, 80, 96, 128, 256])
+def test_pages_behind_the_window_and_slots_not_yet_written_are_never_seen(
+    context: Context, dtype: Dtype, head_size: int, rng: np.random.Generator
+) -> None:
+    """Contexts that end just before, at and just after the end of a block and of a key tile."""
+    window = 17
+    clean, dirty = (Layer.of(4, 2, head_size, window=window, dtype=dtype) for _ in range(2))
+    garbage = NOT_NUMBERS * (len(dirty.cache.read_block(0, 0)) // 4)
+    for block in range(100):
+        dirty.cache.write_block(0, block, garbage)
+    for length in (1, 15, 16, 17, 32, 33, 34, 127, 128, 129, 145):
+        (qkv,) = clean.requests(rng, [length])
+        (blocks,) = shuffled_blocks(rng, [length])
+        for layer in (clean, dirty):
+            layer.step(context, [Chunk(length - 1, 0, blocks)], [qkv[:-1]])
+        for block in blocks[: max(0, length - window) // BLOCK_TOKENS]:
+            dirty.cache.write_block(0, block, garbage)
+        (want,), (found,) = (
+            layer.step(context, [Chunk(1, length - 1, blocks)], [qkv[-1:]]) for layer in (clean, dirty)
+        )
+        np.testing.assert_array_equal(found, want)
+        np.testing.assert_allclose(want[0], clean.expected(qkv, context.isa)[-1], atol=tolerance(context, dtype))
+        for block in blocks:
+            dirty.cache.write_block(0, block, garbage)
 
 
 @DTYPES
