@@ -101,8 +101,7 @@ class EngineFlags:
         typer.Option(
             "--memory-utilization",
             "--gpu-memory-utilization",
-            help="Share of the memory left after the weights that the KV cache may take. "
-            "--gpu-memory-utilization is the same flag.",
+            help="Share of the memory left after the weights that the KV cache may take.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.memory_utilization
@@ -216,8 +215,8 @@ class EngineFlags:
             "--kv-offload-size",
             parser=parse_bytes,
             metavar="SIZE",
-            help="Most that these files may take.",
-            show_default="2GiB",
+            help="Most that these files may take. Default: 2GiB.",
+            show_default=False,
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.kv_offload_bytes

@@ -11,22 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
 
 from octavo.cli import bench, chat, generate, pull, run_batch, serve, version
 from octavo.cli.flag_groups import expand_flag_groups
+from octavo.cli.plain_help import PlainCommand, PlainGroup
 from octavo.errors import OctavoError
-
-
-class PlainGroup(typer.core.TyperGroup):
-    """Help and usage errors in plain text: rich takes as long to import as all the rest (0.1 s)."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings | {"rich_markup_mode": None})
-
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -57,12 +49,12 @@ _VERBS: tuple[Callable[..., None], ...] = (
     version.version,
 )
 for verb in _VERBS:
-    app.command()(expand_flag_groups(verb))
+    app.command(cls=PlainCommand)(expand_flag_groups(verb))
 
 _bench = typer.Typer(cls=PlainGroup, help="Measure speed.", no_args_is_help=True)
 _BENCHMARKS: tuple[Callable[..., None], ...] = (bench.throughput, bench.latency)
 for verb in _BENCHMARKS:
-    _bench.command()(expand_flag_groups(verb))
+    _bench.command(cls=PlainCommand)(expand_flag_groups(verb))
 app.add_typer(_bench, name="bench")
 
 

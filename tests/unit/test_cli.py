@@ -87,6 +87,17 @@ def test_help_names_every_verb(octavo: Octavo) -> None:
         assert verb in ran.out
 
 
+@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "run-batch"])
+def test_help_spells_flags_out_on_a_narrow_terminal(octavo: Octavo, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Tables of 80 columns cut them to `--max-num-batch...`."""
+    monkeypatch.setenv("COLUMNS", "80")
+    out = octavo(verb, "--help").out
+    parameters = typer.main.get_command(main.app).commands[verb].params  # type: ignore[attr-defined]
+    for flag in (flag for parameter in parameters for flag in parameter.opts if flag.startswith("-")):
+        assert re.search(rf"(?<![\w-]){flag}(?![\w-])", out), flag
+    assert "\nEngine:\n" in out
+
+
 def test_both_ways_to_ask_for_the_version(octavo: Octavo) -> None:
     assert octavo("--version").out == octavo("version").out == f"{__version__}\n"
 
