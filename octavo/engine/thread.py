@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ class _ResetPrefixes:
 class _Stop:
     pass
 
+
+_EXIT_TIMEOUT_S = 10.0
 
 _Order = _Submit | _Abort | _ResetPrefixes | _Stop
 
@@ -73,6 +76,8 @@ class EngineThread:
 
     def start(self) -> None:
         self._thread.start()
+        # A process that ends without `stop` frees the backend at exit: not under a thread that uses it.
+        atexit.register(self.stop, _EXIT_TIMEOUT_S)
 
     @property
     def healthy(self) -> bool:
@@ -117,6 +122,7 @@ class EngineThread:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Aborts what is left and ends the thread; False if a step has not come back within `timeout_s`."""
+        atexit.unregister(self.stop)
         with self._order_lock:
             self._stopping = True
             self._orders.put(_Stop())
