@@ -37,7 +37,7 @@ def run_batch(
 
     Each line is {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}. What a server would
     refuse is answered with its error, and a line that is no request with one of its own. May be interrupted and run
-    again.
+    again. Exit status: 0 if every line of the output is a good answer, 1 if some are errors, 130 after Ctrl-C.
     """
     import asyncio
 
@@ -45,9 +45,11 @@ def run_batch(
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.build import build_engine
     from octavo.metrics.totals import EngineTotals
+    from octavo.server.batch_done import BatchFiles
     from octavo.server.run_batch import run_batch as answer_batch
     from octavo.server.settings import ServerSettings
 
+    files = BatchFiles.open(input_file, output_file)
     reference = model_or_default(model)
     totals = EngineTotals()
     with ProgressReport() as progress:
@@ -55,8 +57,11 @@ def run_batch(
     settings = ServerSettings(served_model_names=tuple(names_of(reference)))
     show = sys.stderr.isatty()
     try:
-        count = asyncio.run(answer_batch(AsyncEngine(built), settings, totals, input_file, output_file, show=show))
+        counts = asyncio.run(answer_batch(AsyncEngine(built), settings, totals, files, show=show))
     except KeyboardInterrupt:
         print("Interrupted; run it again to go on.", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(f"{count} lines written to {output_file}", file=sys.stderr)
+    print(f"{counts.num_written} lines written to {output_file}", file=sys.stderr)
+    if counts.num_failed:
+        print(f"{counts.num_failed} of the lines there are errors", file=sys.stderr)
+        raise typer.Exit(1)

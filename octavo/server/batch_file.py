@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from octavo.errors import InvalidValueError
 from octavo.server.in_process import InProcessAnswer
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
+ID_PREFIX = "batch_req_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ def answer_line(line: BatchLine, answer: InProcessAnswer) -> dict[str, Any]:
     return _output(line) | {"response": response, "error": None}
 
 
+def has_failed(written: dict[str, Any]) -> bool:
+    """Whether a line of an output file says that something went wrong."""
+    return written["error"] is not None or written["response"]["status_code"] != HTTPStatus.OK
+
+
 def error_line(line: BatchLine) -> dict[str, Any]:
     """What a line that is no request becomes."""
     assert line.problem is not None
@@ -58,42 +65,8 @@ def error_line(line: BatchLine) -> dict[str, Any]:
     return _output(line) | {"response": None, "error": error}
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What an output file has already: answered ids, and lines of the input that were told to be wrong."""
-
-    custom_ids: frozenset[str]
-    line_numbers: frozenset[int]
-
-    def has(self, line: BatchLine) -> bool:
-        if line.request is None:
-            return line.number in self.line_numbers
-        return line.request.custom_id in self.custom_ids
-
-
-def read_done(path: Path) -> Done:
-    """Reads an output file, if there is one, and cuts off a last line that was not written to its end."""
-    if not path.exists():
-        return Done(frozenset(), frozenset())
-    custom_ids: set[str] = set()
-    line_numbers: set[int] = set()
-    with path.open("r+b") as file:
-        whole_bytes = 0
-        for text in file:
-            if not text.endswith(b"\n"):
-                break
-            whole_bytes += len(text)
-            written = json.loads(text)
-            if written["error"] is None:
-                custom_ids.add(written["custom_id"])
-            else:
-                line_numbers.add(written["error"]["line"])
-        file.truncate(whole_bytes)
-    return Done(frozenset(custom_ids), frozenset(line_numbers))
-
-
 def _output(line: BatchLine) -> dict[str, Any]:
-    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id}
+    return {"id": f"{ID_PREFIX}{uuid.uuid4().hex}", "custom_id": line.custom_id}
 
 
 def _line(number: int, text: bytes, seen: set[str]) -> BatchLine:
@@ -119,7 +92,10 @@ def _request(fields: dict[str, Any], custom_id: str) -> BatchRequest:
         raise InvalidValueError("body is missing; it must be an object")
     if body.get("stream"):
         raise InvalidValueError("body.stream is true; answers in a file are not streamed")
-    return BatchRequest(custom_id, path, json.dumps(body).encode())
+    try:
+        return BatchRequest(custom_id, path, json.dumps(body).encode())
+    except RecursionError:
+        raise InvalidValueError("body is nested too deeply", code="invalid_json") from None
 
 
 def _fields(text: bytes) -> dict[str, Any]:

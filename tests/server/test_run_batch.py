@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo.errors import EngineDeadError
+from octavo.config import QueueLimits, SchedulingConfig
+from octavo.errors import ConfigError, EngineDeadError
 from octavo.metrics.totals import EngineTotals
-from octavo.server.run_batch import run_batch
+from octavo.server.batch_done import BatchFiles
+from octavo.server.batch_file import BatchLine
+from octavo.server.run_batch import BatchCounts, run_batch
 from octavo.server.settings import ServerSettings
 from tests.server.fakes import FakeEngine
 
@@ -21,10 +25,13 @@ def request_line(custom_id: str, content: str, **fields: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body})
 
 
+def answer(fake: FakeEngine, files: BatchFiles) -> BatchCounts:
+    settings = ServerSettings(("alphabet",))
+    return asyncio.run(run_batch(fake.async_engine(), settings, EngineTotals(), files, show=False))
+
+
 def run(source: Path, target: Path) -> int:
-    totals = EngineTotals()
-    engine = FakeEngine(totals).async_engine()
-    return asyncio.run(run_batch(engine, ServerSettings(("alphabet",)), totals, source, target, show=False))
+    return answer(FakeEngine(), BatchFiles.open(source, target)).num_written
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -109,12 +116,101 @@ def test_an_empty_file(files: tuple[Path, Path]) -> None:
 def test_a_broken_engine_ends_the_run_and_leaves_the_rest_to_the_next(files: tuple[Path, Path]) -> None:
     source, target = files
     source.write_text("\n".join(request_line(str(index), "a") for index in range(40)))
-    totals = EngineTotals()
-    fake = FakeEngine(totals)
+    fake = FakeEngine()
     fake.executor.failures = 1000
-    broken = run_batch(fake.async_engine(), ServerSettings(("alphabet",)), totals, source, target, show=False)
     with pytest.raises(EngineDeadError):
-        asyncio.run(broken)
+        answer(fake, BatchFiles.open(source, target))
     num_failed = len(lines_of(target))
     assert all(line["response"]["status_code"] == 500 for line in lines_of(target))
     assert num_failed < 40 and run(source, target) == 40 - num_failed
+
+
+def test_failed_lines_are_counted_over_all_runs(files: tuple[Path, Path]) -> None:
+    source, target = files
+    source.write_text("\n".join(["{", request_line("a", "w", temperature=-1), request_line("b", "w")]))
+    assert answer(FakeEngine(), BatchFiles.open(source, target)) == BatchCounts(3, 2)
+    assert answer(FakeEngine(), BatchFiles.open(source, target)) == BatchCounts(0, 2)
+
+
+@pytest.mark.parametrize("custom_id", ["\ud800", "é\u2028", "\x00"])
+def test_a_custom_id_may_be_any_text(files: tuple[Path, Path], custom_id: str) -> None:
+    source, target = files
+    source.write_text(request_line(custom_id, "w") + "\n" + request_line("next", "w"))
+    assert run(source, target) == 2
+    assert {line["custom_id"] for line in lines_of(target)} == {custom_id, "next"}
+    assert run(source, target) == 0
+
+
+def answer_with_short_queue(files: tuple[Path, Path], *lines: str) -> BatchCounts:
+    source, target = files
+    source.write_text("\n".join(lines))
+    fake = FakeEngine(max_num_seqs=2, scheduling=SchedulingConfig(queue=QueueLimits(max_requests=3)))
+    return answer(fake, BatchFiles.open(source, target))
+
+
+def test_no_more_lines_are_sent_than_may_wait(files: tuple[Path, Path]) -> None:
+    lines = [request_line(str(index), "a") for index in range(40)]
+    assert answer_with_short_queue(files, *lines) == BatchCounts(40, 0)
+
+
+def test_a_full_queue_refuses_lines_and_does_not_end_the_run(files: tuple[Path, Path]) -> None:
+    lines = [request_line(str(index), "a", n=20) for index in range(10)]
+    counts = answer_with_short_queue(files, *lines)
+    responses = [line["response"] for line in lines_of(files[1])]
+    refusals = [answer["body"]["error"]["code"] for answer in responses if answer["status_code"] == 503]
+    assert len(responses) == 10 and 1 <= len(refusals) <= 9 and set(refusals) == {"queue_full"}
+    assert counts == BatchCounts(10, len(refusals))
+
+
+def test_lines_are_read_when_their_turn_comes(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = files
+    source.write_text("\n".join(request_line(str(index), "w") for index in range(100)))
+    lines_left = BatchFiles.lines_left
+    most_ahead = 0
+
+    def watched(batch: BatchFiles) -> Generator[BatchLine, None, None]:
+        nonlocal most_ahead
+        for number, line in enumerate(lines_left(batch), 1):
+            if target.exists() and target.stat().st_size:
+                most_ahead = max(most_ahead, number - len(lines_of(target)))
+            yield line
+
+    monkeypatch.setattr(BatchFiles, "lines_left", watched)
+    assert run(source, target) == 100
+    assert 1 <= most_ahead <= 3 * 8
+
+
+OTHER_FILES = ["my notes", "my notes\n", '{"id": "batch_req_1", "custom_id": "a"}\n', "{}\n", '{"id": 7']
+
+
+@pytest.mark.parametrize("text", OTHER_FILES)
+def test_a_file_that_is_no_output_is_left_alone(files: tuple[Path, Path], text: str) -> None:
+    source, target = files
+    source.write_text(request_line("a", "w"))
+    target.write_text(text)
+    with pytest.raises(ConfigError, match="line 1"):
+        BatchFiles.open(source, target)
+    assert target.read_text() == text
+
+
+def test_the_input_file_is_not_written_to(files: tuple[Path, Path]) -> None:
+    source, _ = files
+    source.write_text(request_line("a", "w"))
+    with pytest.raises(ConfigError, match="input file too"):
+        BatchFiles.open(source, source)
+    assert source.read_text() == request_line("a", "w")
+
+
+def test_a_pipe_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--input-file"):
+        BatchFiles.open(Path("/dev/null"), Path("out.jsonl"))
+
+
+@pytest.mark.parametrize("num_bytes", range(1, 60, 7))
+def test_a_line_cut_anywhere_is_answered_again(files: tuple[Path, Path], num_bytes: int) -> None:
+    source, target = files
+    source.write_text(request_line("a", "w"))
+    run(source, target)
+    target.write_bytes(target.read_bytes()[:num_bytes])
+    assert run(source, target) == 1
+    assert [line["custom_id"] for line in lines_of(target)] == ["a"]

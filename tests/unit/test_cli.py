@@ -23,6 +23,7 @@ from octavo.cli.flags import Activations, EngineFlags, Eviction, KvCacheDtypes, 
 from octavo.cli.scheduling_flags import Policy, SchedulingFlags
 from octavo.cli.sizes import parse_bytes, parse_count
 from octavo.config import EngineArgs
+from octavo.engine import build as engine_build
 from octavo.sampling_params import SamplingParams
 from octavo.version import __version__
 from tests.server.fakes import FakeEngine
@@ -46,6 +47,7 @@ def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     monkeypatch.setattr(local_engine, "build_engine", build)
     monkeypatch.setattr(measure, "build_engine", build)
+    monkeypatch.setattr(engine_build, "build_engine", build)
 
     def run(*arguments: str, stdin: str = "") -> Ran:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -318,6 +320,31 @@ def test_a_full_disk_is_one_line(stdout: str, code: int) -> None:
 
 def test_version(octavo: Octavo) -> None:
     assert octavo("version").out == f"{__version__}\n"
+
+
+def batch_line(custom_id: str, **fields: Any) -> str:
+    body = {"model": "m.gguf", "prompt": "w", **fields}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
+
+
+def test_the_exit_code_of_a_batch_tells_whether_all_lines_are_answered(octavo: Octavo, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    batch = ("run-batch", "m.gguf", "-i", str(source), "-o", str(target), "--max-num-seqs", "3")
+    source.write_text(batch_line("a"))
+    ran = octavo(*batch)
+    assert ran.code == 0 and "1 lines written" in ran.err
+    assert json.loads(target.read_text())["response"]["body"]["choices"][0]["text"] == "xyz"
+    source.write_text(batch_line("a") + batch_line("b", temperature=-1))
+    ran = octavo(*batch)
+    assert ran.code == 1 and "1 of the lines" in ran.err
+    assert octavo.asked[-1].max_num_seqs == 3  # type: ignore[attr-defined]
+
+
+def test_a_wrong_output_file_is_told_before_the_model_is_loaded(octavo: Octavo, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(batch_line("a"))
+    ran = octavo("run-batch", "m.gguf", "-i", str(source), "-o", str(source))
+    assert ran.code == 1 and "input file too" in ran.err and not octavo.asked  # type: ignore[attr-defined]
 
 
 def test_bench_throughput(octavo: Octavo, tmp_path: Path) -> None:
