@@ -61,7 +61,7 @@ class ChatPlan:
     def reader(self) -> ChoiceReader:
         """A reader of one answer."""
         splitter = ReasoningSplitter(self.markers, self.state) if self.markers is not None and self.reasons else None
-        calls = None if self.choice is None else ToolCallReader(self.tool_format)
+        calls = None if self.choice is None else ToolCallReader(self.tool_format, required=self.choice.required)
         return ChoiceReader(splitter, calls, shows_reasoning=self.shows_reasoning)
 
 

@@ -38,11 +38,13 @@ ToolEvent = Content | CallBegin | CallArguments
 class ToolCallReader:
     """Reads one answer. White space between calls, and around them, belongs to nothing.
 
-    Text that does not keep to the format, which no grammar would have allowed, is content.
+    Text that does not keep to the format, which no grammar would have allowed, is content. An answer that is `required`
+    to be calls has no content: where it was cut in an opening, that piece is dropped.
     """
 
-    def __init__(self, tool_format: ToolFormat) -> None:
+    def __init__(self, tool_format: ToolFormat, *, required: bool = False) -> None:
         self._format = tool_format
+        self._required = required
         self._search = MarkerSearch(tool_format.opening)
         self._read: Callable[[], Iterator[ToolEvent] | None] = (
             self._in_text if tool_format.anywhere else self._at_beginning
@@ -64,6 +66,8 @@ class ToolCallReader:
     def flush(self) -> list[ToolEvent]:
         """What was held back; nothing more will come. A call that has no name yet is no call."""
         rest, self._text = self._text, ""
+        if self._required:
+            return []
         if self._read == self._in_text:
             rest = self._search.flush()
         elif self._read not in (self._at_beginning, self._in_plain_text):

@@ -176,7 +176,7 @@ def test_a_call_that_is_cut_ends_properly(smollm2: Server, choice: object) -> No
     assert reason == "tool_calls"
     for max_tokens in (2, 8, 14, 18):
         calls, content, reason = streamed(smollm2, max_tokens=max_tokens, **fields)
-        assert '{"tool_calls": [{"name": "'.startswith(content), "the call's own beginning at most, if cut in it"
+        assert content == ""
         assert reason in ("length", "tool_calls")
         for call in calls:
             assert whole[0]["arguments"].startswith(call["arguments"])
