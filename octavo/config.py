@@ -33,7 +33,7 @@ class GenerationDefaults:
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    eos_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ def _report(
             "settings": {**settings, **asdict(config)},
             "machine": machine,
         }
-        json_out.write_text(json.dumps(result, indent=2, default=sorted) + "\n")
+        json_out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _spell(value: object) -> str:

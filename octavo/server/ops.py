@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from fastapi import APIRouter, Request
-from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
 
 from octavo.server.service import service_of
@@ -39,7 +38,7 @@ async def load(request: Request) -> Response:
 async def server_info(request: Request) -> Response:
     """What was decided at start."""
     service = service_of(request)
-    config = jsonable_encoder(asdict(service.engine.config))  # sets as lists
+    config = asdict(service.engine.config)
     return JSONResponse({"version": __version__, "served_model_names": service.settings.served_model_names} | config)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,12 +71,12 @@ class Tokenizer:
         self._texts = TokenTexts(token_bytes)
         self._texts_without_special = TokenTexts(token_bytes, special.control_ids)
 
-    def also_ending_with(self, eos_token_ids: Set[int]) -> Tokenizer:
+    def also_ending_with(self, eos_token_ids: Collection[int]) -> Tokenizer:
         """This tokenizer, with more tokens that end an answer. Raises `InvalidValueError` outside the vocabulary."""
         for token_id in eos_token_ids:
             self.token_bytes(token_id)
         other = copy(self)
-        other._special = replace(self._special, eos_ids=self._special.eos_ids | eos_token_ids)
+        other._special = replace(self._special, eos_ids=self._special.eos_ids.union(eos_token_ids))
         return other
 
     @property

@@ -96,10 +96,10 @@ def _max_tokens(value: Any) -> int | None:
     raise ConfigError(f"the model's generation config: max_new_tokens is {value!r}; it must be at least 1")
 
 
-def _eos_token_ids(value: Any) -> frozenset[int]:
+def _eos_token_ids(value: Any) -> tuple[int, ...]:
     """One id or a list of them."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
             raise ConfigError(f"the model's generation config: eos_token_id is {value!r}; it must be token ids")
-    return frozenset(ids)
+    return tuple(sorted(set(ids)))
