@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 MAX_CACHED = 256
 _INVALID_GRAMMAR = "invalid_grammar"
-_SPOKEN = {"NoExtensionBias": "it accepts no text at all"}
+_SPOKEN = {
+    "NoExtensionBias": "it accepts no text at all",
+    "Failed to generate regex for float range": "minimum or maximum cannot be enforced, as it is too large",
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
+        "oneOf is enforced only where no value can match two of its schemas; anyOf allows that"
+    ),
+}
+"""What the library says that would not help who asked."""
 
 
 class CompiledForm:
@@ -85,9 +92,15 @@ def _compile(definition: str, tokens: LLTokenizer, param: str) -> CompiledForm:
         raise InvalidValueError(f"{param}: {error}", param=param, code=_INVALID_GRAMMAR) from None
     matcher.compute_bitmask()  # what is wrong may show only now
     if matcher.is_error():
-        reason = without_state(matcher.get_error())
-        raise InvalidValueError(f"{param}: {_SPOKEN.get(reason, reason)}", param=param, code=_INVALID_GRAMMAR)
+        reason = _spoken(without_state(matcher.get_error()))
+        raise InvalidValueError(f"{param}: {reason}", param=param, code=_INVALID_GRAMMAR)
     return CompiledForm(matcher)
+
+
+def _spoken(reason: str) -> str:
+    for written, spoken in _SPOKEN.items():
+        reason = reason.replace(written, spoken)
+    return reason
 
 
 def _limits() -> LLParserLimits:

@@ -1,5 +1,5 @@
-"""Dates that exist: the grammar library's own formats know the lengths of months, but not leap years, nor that there is
-no year 0.
+"""Dates and times that exist: the grammar library's own formats know the lengths of months, but not leap years, nor
+that there is no year 0, and have a second 60 in every minute. Here leap seconds are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DAY = (
 _DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,9}})?{_ZONE}"
-_PATTERNS = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_PATTERNS = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$", "time": f"^{_TIME}$"}
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
 _ONE = ("items", "additionalProperties")
@@ -25,7 +25,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def with_real_dates(schema: Any) -> Any:
-    """The schema with `format: date` and `format: date-time` as patterns, where a schema has no pattern of its own."""
+    """The schema with its formats of dates and times as patterns, where a schema has no pattern of its own."""
     if not isinstance(schema, Mapping):
         return schema
     changed = {key: _inside(key, value) for key, value in schema.items()}
