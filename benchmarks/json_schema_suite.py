@@ -39,7 +39,7 @@ NOT_ASSERTED = {
 _REFUSALS = (
     (r'Unimplemented keys: \["(.*?)"', r"\1"),
     (r"Unknown format: (\S+)", r"format \1"),
-    (r"Resource '", "$ref elsewhere"),
+    (r"(\$ref) leads", r"\1 elsewhere"),
     (r"Expected positive integer for '(\w+)'", r"\1 with a fraction"),
     (r"(oneOf) is enforced only", r"\1"),
     (r"schema is false", "false"),

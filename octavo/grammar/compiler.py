@@ -25,6 +25,7 @@ _SPOKEN = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
         "oneOf is enforced only where no value can match two of its schemas; anyOf allows that"
     ),
+    "JSON schema: Resource '": "JSON schema: $ref leads to another document, '",
 }
 """What the library says that would not help who asked."""
 
