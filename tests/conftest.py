@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.real_models import fetch
+
+# For `benchmarks`, which is not installed; at the end, so that `octavo` is the installed one.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 @pytest.fixture(scope="session")
