@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import Any
@@ -224,6 +224,10 @@ class FakeTokenizer:
 
     def __init__(self, poison: int | None = None) -> None:
         self._poison = poison
+
+    def also_ending_with(self, eos_token_ids: Collection[int]) -> FakeTokenizer:
+        assert not eos_token_ids
+        return self
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) - ord("0") for character in text]

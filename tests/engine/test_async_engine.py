@@ -314,12 +314,15 @@ def test_prefixes_that_nobody_wants_forgotten_any_more_or_that_cannot_be() -> No
 
 def test_a_request_id_in_use_is_refused() -> None:
     fake = FakeEngine()
+    gate = Gate(fake)
 
     async def body(engine: AsyncEngine) -> None:
+        gate.allow(1)
         async with aclosing(engine.generate(engine.input.from_prompt("25", ENDLESS, request_id="a"))) as stream:
             await anext(stream)
             with pytest.raises(InvalidValueError, match="'a' is in use"):
                 await collect(engine, engine.input.from_prompt("25", FREE, request_id="a"))
+            gate.open()
 
     serve(fake, body)
 

@@ -229,8 +229,10 @@ def test_an_abort_frees_everything_and_changes_nobody_elses_tokens(model: str, f
     assert stats.steps[-1].num_blocks_used == stats.steps[-1].num_running == 0
 
 
-def test_a_script_that_closes_nothing_ends_without_a_word(model: str) -> None:
+def test_a_script_that_closes_nothing_ends_without_a_word(model: str, tmp_path: Path) -> None:
     """Backend objects were freed at exit while the engine thread still prepared the memory of the KV cache."""
     script = f"from octavo import LLM; llm = LLM({model!r}); llm.generate('a')"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
     assert "Traceback" not in ran.stderr
