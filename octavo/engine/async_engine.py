@@ -108,7 +108,7 @@ class AsyncEngine:
     def _submit(self, request: Request) -> _Stream:
         self._check_accepting()
         self._bind_loop()
-        if request.request_id in self._unfinished:
+        if request.request_id in self._unfinished or request.request_id in self._streams:
             raise InvalidValueError(f"request_id {request.request_id!r} is in use", param="request_id")
         stream = self._streams[request.request_id] = _Stream()
         self._unfinished.add(request.request_id)

@@ -327,6 +327,21 @@ def test_a_request_id_in_use_is_refused() -> None:
     serve(fake, body)
 
 
+def test_a_request_id_is_in_use_until_its_stream_is_closed() -> None:
+    """The end of the first stream took the second one's place along."""
+    fake = FakeEngine()
+
+    async def body(engine: AsyncEngine) -> None:
+        async with aclosing(engine.generate(engine.input.from_prompt("25", FREE, request_id="a"))) as stream:
+            await anext(stream)
+            await until(lambda: engine.num_unfinished == 0)
+            with pytest.raises(InvalidValueError, match="'a' is in use"):
+                await collect(engine, engine.input.from_prompt("25", FREE, request_id="a"))
+        assert (await collect(engine, engine.input.from_prompt("25", FREE, request_id="a")))[-1].finished
+
+    serve(fake, body)
+
+
 def test_an_engine_that_was_not_started_says_so() -> None:
     async def main() -> None:
         engine = AsyncEngine(FakeEngine().engine)
