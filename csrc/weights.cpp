@@ -74,18 +74,33 @@ std::unique_ptr<PackedWeight> create(oct_context& context, int layout, int gguf_
   return weight;
 }
 
-void pack(oct_context& context, const oct_weight& weight, const void* gguf_blocks, const int32_t* row_order) {
-  if (!gguf_blocks) throw Error("no blocks to pack a weight from");
-  for (int64_t row = 0; row_order && row < weight.num_rows; ++row) {
+void check_slice(const oct_weight& weight, int64_t first_row, int64_t end_row) {
+  bool is_whole = first_row % OCT_SLICE_ROWS == 0 && (end_row % OCT_SLICE_ROWS == 0 || end_row == weight.num_rows);
+  if (is_whole && 0 <= first_row && first_row < end_row && end_row <= weight.num_rows) return;
+  throw Error("rows " + std::to_string(first_row) + " to " + std::to_string(end_row) + " are no slice of " +
+              std::to_string(weight.num_rows) + " rows in steps of " + std::to_string(OCT_SLICE_ROWS));
+}
+
+void check_row_order(const oct_weight& weight, const int32_t* row_order, int64_t first_row, int64_t end_row) {
+  for (int64_t row = first_row; row < end_row; ++row) {
     if (row_order[row] < 0 || row_order[row] >= weight.num_rows) {
       throw Error("row_order[" + std::to_string(row) + "] is " + std::to_string(row_order[row]) + ", but there are " +
                   std::to_string(weight.num_rows) + " rows");
     }
   }
-  int64_t num_panels = context.kernels.weight_panels(&weight);
+}
+
+void pack(oct_context& context, const oct_weight& weight, const void* gguf_blocks, const int32_t* row_order,
+          int64_t first_row, int64_t end_row) {
+  if (!gguf_blocks) throw Error("no blocks to pack a weight from");
+  check_slice(weight, first_row, end_row);
+  if (row_order) check_row_order(weight, row_order, first_row, end_row);
+  int64_t panel_rows = context.kernels.panel_rows(&weight);
+  int64_t first_panel = first_row / panel_rows, num_panels = (end_row - first_row + panel_rows - 1) / panel_rows;
   int num_threads = context.team.num_threads();
   context.team.run([&](int thread) {
-    int64_t first = num_panels * thread / num_threads, last = num_panels * (thread + 1) / num_threads;
+    int64_t first = first_panel + num_panels * thread / num_threads;
+    int64_t last = first_panel + num_panels * (thread + 1) / num_threads;
     if (first < last) context.kernels.pack(&weight, gguf_blocks, row_order, first, last);
   });
 }
@@ -112,9 +127,10 @@ oct_weight* oct_weight_create(oct_context* context, int layout, int gguf_type, i
       nullptr, [&] { return octavo::create(*context, layout, gguf_type, num_rows, num_columns).release(); });
 }
 
-int oct_weight_pack(oct_context* context, oct_weight* weight, const void* gguf_blocks, const int32_t* row_order) {
+int oct_weight_pack(oct_context* context, oct_weight* weight, const void* gguf_blocks, const int32_t* row_order,
+                    int64_t first_row, int64_t end_row) {
   return guarded(-1, [&] {
-    octavo::pack(*context, *weight, gguf_blocks, row_order);
+    octavo::pack(*context, *weight, gguf_blocks, row_order, first_row, end_row);
     return 0;
   });
 }

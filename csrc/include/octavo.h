@@ -46,8 +46,11 @@ typedef struct oct_weight oct_weight;
 
 // A matrix [N, K] in `layout`, to be filled from tensors of GGUF type `gguf_type`. Fails when they do not go together.
 oct_weight* oct_weight_create(oct_context*, int layout, int gguf_type, int64_t num_rows, int64_t num_columns);
-// Packs the whole matrix from GGUF blocks, on all threads. row_order[n] (or NULL) is the source row of row n.
-int oct_weight_pack(oct_context*, oct_weight*, const void* gguf_blocks, const int32_t* row_order);
+// Packs rows [first_row, end_row) from the GGUF blocks of the whole matrix, on all threads, so that a large matrix can be
+// packed in slices; they start at multiples of OCT_SLICE_ROWS. row_order[n] (or NULL) is the source row of row n.
+enum { OCT_SLICE_ROWS = 64 };
+int oct_weight_pack(oct_context*, oct_weight*, const void* gguf_blocks, const int32_t* row_order, int64_t first_row,
+                    int64_t end_row);
 int oct_weight_unpack(oct_context*, const oct_weight*, float* values_NK);  // for tests and tools
 int64_t oct_weight_bytes(const oct_weight*);
 void oct_weight_destroy(oct_weight*);

@@ -223,7 +223,7 @@ struct Kernels {
   // weights
   int64_t (*weight_bytes)(const oct_weight*);
   // Packs source rows so that panels [first, last) of num_panels(weight) are filled.
-  int64_t (*weight_panels)(const oct_weight*);
+  int64_t (*panel_rows)(const oct_weight*);  // weight rows of a panel, a divisor of OCT_SLICE_ROWS
   void (*pack)(const oct_weight*, const void* gguf_blocks, const int32_t* row_order, int64_t first_panel,
                int64_t last_panel);
   void (*unpack_row)(const oct_weight*, int64_t row, float* values_K);

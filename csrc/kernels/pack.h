@@ -19,7 +19,8 @@ inline uint16_t float_to_half(float value) {
   return uint16_t(sign | ((rounded - 0x38000000) >> 13));
 }
 
-inline int64_t weight_panels(const oct_weight* weight) { return panel_format(*weight).num_panels; }
+inline int64_t panel_rows(const oct_weight* weight) { return panel_format(*weight).columns; }
+static_assert(OCT_SLICE_ROWS % kMaxPanelColumns == 0, "slices of whole panels");
 
 inline int64_t weight_bytes(const oct_weight* weight) {
   PanelFormat format = panel_format(*weight);

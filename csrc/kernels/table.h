@@ -21,7 +21,7 @@ constexpr Kernels kernel_table(const char* name) {
   Kernels table{};
   table.name = name;
   table.weight_bytes = weight_bytes;
-  table.weight_panels = weight_panels;
+  table.panel_rows = panel_rows;
   table.pack = pack;
   table.unpack_row = unpack_row;
   table.operand_row_bytes = operand_row_bytes;

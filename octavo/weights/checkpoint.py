@@ -35,9 +35,9 @@ class Checkpoint:
     """A model, its tensors under the model's own weight names, and what its tokenizer is built from.
 
     `sampling` is what the file recommends for sampling, under its own keys.
-    `tensors` has exactly the names the model declares. `forget(tensor)` says that a tensor is not needed for now, so
-    that no more of the file stays in memory than is being read. `close()` unmaps the file: call it once the weights
-    are packed; `tensors` is empty from then on.
+    `tensors` has exactly the names the model declares. `forget(data)` says that these bytes of a tensor are not needed
+    for now, so that no more of the file stays in memory than is being read. `close()` unmaps the file: call it once
+    the weights are packed; `tensors` is empty from then on.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class Checkpoint:
     tokenizer: Mapping[str, Any]
     release: Callable[[], None]
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    forget: Callable[[StoredTensor], None] = lambda tensor: None
+    forget: Callable[[npt.NDArray[np.uint8]], None] = lambda data: None
 
     def close(self) -> None:
         """Let go of the file; it is unmapped when the last array that views it is gone."""

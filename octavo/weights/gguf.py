@@ -30,6 +30,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65535
+MAPPED_AROUND_BYTES = 65536  # what Linux maps with a page that is touched, on either side at most
 
 
 class GGUFType(IntEnum):
@@ -187,13 +188,13 @@ class GGUFFile:
             raise
 
     def forget(self, data: npt.NDArray[np.uint8]) -> None:
-        """Let the memory that maps a tensor's data be used for something else; reading it again reads the file."""
-        if self._map is None:
+        """Let the memory that maps part of a tensor's data go; reading it again reads the file."""
+        if self._map is None or data.nbytes == 0:
             return
-        start = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
-        first, last = -(-start // mmap.PAGESIZE), (start + data.nbytes) // mmap.PAGESIZE
-        if first < last:
-            self._map.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+        offset = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
+        first = max(0, offset - MAPPED_AROUND_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = min(offset + data.nbytes + MAPPED_AROUND_BYTES, len(self._map))
+        self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def close(self) -> None:
         """Drop the tensors and unmap the file, at the latest when the last view of its data goes."""

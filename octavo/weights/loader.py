@@ -71,7 +71,7 @@ def _checkpoint(file: GGUFFile) -> Checkpoint:
         tensors=tensors,
         tokenizer={key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")},
         release=release,
-        forget=lambda tensor: file.forget(tensor.data),
+        forget=file.forget,
         sampling={key: value for key, value in file.metadata.items() if key.startswith("general.sampling.")},
     )
 

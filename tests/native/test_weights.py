@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from octavo.backends.native import library
 from octavo.backends.native.library import Context, FloatArray, PackedWeight, dequantize
 from octavo.quant.gguf import Layout, layout_of
 from octavo.weights.gguf import GGUFType
@@ -82,6 +84,23 @@ def assert_unpacks(context: Context, tensor: RandomTensor, layout: Layout) -> No
         minimums = minimums_of(tensor)
         parts = np.abs(tensor.values + minimums) + minimums  # of value = scale * code - minimum
         assert np.all(np.abs(found - tensor.values) <= 2.0**-11 * 1.001 * parts + 1e-7)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_matrix_packed_in_slices_is_the_same(
+    context: Context, layout: Layout, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of the data that `packed` hears of are all of it, in order."""
+    tensor = random_tensor(rng, GGUFType.Q4_1, (64 * 5 + 7, 96))
+    order = rng.permutation(64 * 5 + 7).astype(np.int32)
+    whole = tensor.pack(context, layout, order).unpack()
+    monkeypatch.setattr(library, "SLICE_BYTES", 2 * 64 * 60)  # rows are of 60 bytes
+    parts: list[npt.NDArray[np.uint8]] = []
+    shape = (64 * 5 + 7, 96)
+    sliced = PackedWeight(context, layout, tensor.encoding, shape, tensor.data, order, parts.append)
+    np.testing.assert_array_equal(sliced.unpack(), whole)
+    assert [part.nbytes // 60 for part in parts] == [128, 128, 71]
+    np.testing.assert_array_equal(np.concatenate(parts), tensor.data.reshape(-1))
 
 
 @pytest.mark.parametrize("encoding", PLAIN, ids=by_name)

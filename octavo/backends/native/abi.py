@@ -145,6 +145,7 @@ class Operation(Union):
     ]
 
 
+SLICE_ROWS = 64  # OCT_SLICE_ROWS
 OP_CODES = {field[0]: code for code, field in enumerate(Operation._fields_)}  # the order of oct_op
 
 
@@ -213,7 +214,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "oct_context_destroy": (None, [c_void_p]),
     "oct_context_isa": (c_char_p, [c_void_p]),
     "oct_weight_create": (c_void_p, [c_void_p, c_int, c_int, c_int64, c_int64]),
-    "oct_weight_pack": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "oct_weight_pack": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64]),
     "oct_weight_unpack": (c_int, [c_void_p, c_void_p, c_void_p]),
     "oct_weight_bytes": (c_int64, [c_void_p]),
     "oct_weight_destroy": (None, [c_void_p]),

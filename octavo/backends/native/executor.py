@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import ProgramText, expert_weight
@@ -70,16 +71,15 @@ class NativeExecutor:
         }
         self._text = lower(graph, layouts)
         self._context = Context(isa, threads)
-        report = _ProgressReport(checkpoint.tensors, progress)
+        reader = _Reader(checkpoint, progress)
         self._vectors: dict[str, FloatArray] = {}
         self._weights: dict[str, PackedWeight] = {}
         for name, tensor in checkpoint.tensors.items():
             if name in layouts:
-                self._weights |= _packed(self._context, layouts[name], tensor)
+                self._weights |= _packed(self._context, layouts[name], tensor, reader.done)
             else:
                 self._vectors[name] = _vector(tensor)
-            checkpoint.forget(tensor)
-            report.packed(tensor)
+                reader.done(tensor.data)
         self._rows: Rows | None = None
         self._arrays: StepArrays | None = None
         self._program: Program | None = None
@@ -209,16 +209,18 @@ class NativeExecutor:
         )
 
 
-class _ProgressReport:
-    """Counts the bytes of the file that have been packed."""
+class _Reader:
+    """Lets go of what has been read of a checkpoint, and counts it."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], progress: Progress | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
+        self._forget = checkpoint.forget
         self._progress = progress
-        self._total = sum(tensor.data.nbytes for tensor in tensors.values())
+        self._total = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
         self._done = 0
 
-    def packed(self, tensor: StoredTensor) -> None:
-        self._done += tensor.data.nbytes
+    def done(self, part: npt.NDArray[np.uint8]) -> None:
+        self._forget(part)
+        self._done += part.nbytes
         if self._progress is not None:
             self._progress(self._done, self._total)
 
@@ -228,18 +230,19 @@ def _routers(graph: Graph) -> set[str]:
     return {node.router.name for node in graph.nodes if isinstance(node, Moe)}
 
 
-def _packed(context: Context, layout: Layout, tensor: StoredTensor) -> dict[str, PackedWeight]:
+def _packed(
+    context: Context, layout: Layout, tensor: StoredTensor, done: Callable[[npt.NDArray[np.uint8]], None]
+) -> dict[str, PackedWeight]:
     """A matrix under its name, or those of all experts under theirs."""
-    if len(tensor.shape) == 2:
-        rows, columns = tensor.shape
-        weight = PackedWeight(context, layout, tensor.encoding, (rows, columns), tensor.data, tensor.row_order)
-        return {tensor.name: weight}
-    num_experts, rows, columns = tensor.shape
-    parts = tensor.data.reshape(num_experts, -1)
-    return {
-        expert_weight(tensor.name, expert): PackedWeight(context, layout, tensor.encoding, (rows, columns), part)
-        for expert, part in enumerate(parts)
-    }
+    *experts, rows, columns = tensor.shape
+
+    def pack(data: npt.NDArray[np.uint8], row_order: npt.NDArray[np.int32] | None) -> PackedWeight:
+        return PackedWeight(context, layout, tensor.encoding, (rows, columns), data, row_order, done)
+
+    if not experts:
+        return {tensor.name: pack(tensor.data, tensor.row_order)}
+    parts = tensor.data.reshape(*experts, -1)
+    return {expert_weight(tensor.name, expert): pack(part, None) for expert, part in enumerate(parts)}
 
 
 def _vector(tensor: StoredTensor) -> FloatArray:

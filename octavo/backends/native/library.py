@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import cache
 from math import prod
@@ -26,6 +26,7 @@ from octavo.weights.gguf import GGUFType
 
 FloatArray = npt.NDArray[np.float32]
 ISAS = ("avx512", "avx2", "scalar")
+SLICE_BYTES = 4 * 2**20  # of a tensor, packed at a time: large enough that all threads have work
 
 
 class Peak(IntEnum):
@@ -109,7 +110,8 @@ class Context(_Owner):
 class PackedWeight(_Owner):
     """A matrix [N, K] packed for a context from the raw bytes of a GGUF tensor of type `encoding`.
 
-    `row_order[n]`, if given, is the stored row that belongs at row n. `data` is read now and not kept.
+    `row_order[n]`, if given, is the stored row that belongs at row n. `data` is read now and not kept: from front to
+    back, and `packed` hears of each part of it that has been read.
     Raises `UnsupportedModelError` when type, layout and shape do not go together.
     """
 
@@ -121,6 +123,7 @@ class PackedWeight(_Owner):
         shape: tuple[int, int],
         data: npt.NDArray[np.uint8],
         row_order: npt.NDArray[np.int32] | None = None,
+        packed: Callable[[npt.NDArray[np.uint8]], None] = lambda part: None,
     ) -> None:
         handle = library().oct_weight_create(context.handle, layout, encoding, *shape)
         super().__init__(_created(handle, UnsupportedModelError), library().oct_weight_destroy)
@@ -128,18 +131,22 @@ class PackedWeight(_Owner):
         self.layout = layout
         self.shape = shape
         self.bytes: int = library().oct_weight_bytes(handle)
-        self._pack(_checked_blocks(encoding, shape, data), row_order)
+        blocks = _checked_blocks(encoding, shape, data)
+        order = self._checked_order(row_order)
+        row_bytes = blocks.nbytes // shape[0]
+        for first, end in _slices(shape[0], row_bytes):
+            status = library().oct_weight_pack(
+                context.handle, self.handle, _address(blocks), _address(order), first, end
+            )
+            _check(status, UnsupportedModelError)
+            packed(blocks[first * row_bytes : end * row_bytes])
 
-    def _pack(self, blocks: npt.NDArray[np.uint8], row_order: npt.NDArray[np.int32] | None) -> None:
-        order = None
-        if row_order is not None:
-            order = np.ascontiguousarray(row_order, np.int32)
-            if order.shape != (self.shape[0],):
-                raise UnsupportedModelError(f"row_order has shape {order.shape}, not ({self.shape[0]},)")
-        _check(
-            library().oct_weight_pack(self.context.handle, self.handle, _address(blocks), _address(order)),
-            UnsupportedModelError,
-        )
+    def _checked_order(self, row_order: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int32] | None:
+        if row_order is None:
+            return None
+        if row_order.shape != (self.shape[0],):
+            raise UnsupportedModelError(f"row_order has shape {row_order.shape}, not ({self.shape[0]},)")
+        return np.ascontiguousarray(row_order, np.int32)
 
     def unpack(self) -> FloatArray:
         """The values the kernels see, [N, K]."""
@@ -252,6 +259,12 @@ def last_error() -> str:
     """What the latest failed call of this thread had to say."""
     message: bytes = library().oct_last_error()
     return message.decode(errors="replace")
+
+
+def _slices(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """First and end row of slices of about `SLICE_BYTES`."""
+    step = max(1, SLICE_BYTES // (abi.SLICE_ROWS * row_bytes)) * abi.SLICE_ROWS
+    return ((first, min(first + step, num_rows)) for first in range(0, num_rows, step))
 
 
 def _checked_blocks(encoding: int, shape: tuple[int, ...], data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
