@@ -248,12 +248,20 @@ class SamplingParams:
                 )
 
 
-def _biases(logit_bias: Any) -> dict[int, float]:
+class _CheckedBiases(dict[int, float]):
+    """Biases known to be right: parameters made from others share theirs, which may be those of a whole vocabulary."""
+
+
+def _biases(logit_bias: Any) -> _CheckedBiases:
     """A copy, from token ids as numbers or, as JSON has them, as text."""
+    if isinstance(logit_bias, _CheckedBiases):
+        return logit_bias
     if logit_bias is None:
-        return {}
+        return _CheckedBiases()
     _require(isinstance(logit_bias, Mapping), "logit_bias", logit_bias, "a mapping from token ids to numbers")
-    return {_bias_token(token_id): _bias_value(token_id, value) for token_id, value in logit_bias.items()}
+    return _CheckedBiases(
+        (_bias_token(token_id), _bias_value(token_id, value)) for token_id, value in logit_bias.items()
+    )
 
 
 def _bias_token(token_id: Any) -> int:

@@ -408,6 +408,32 @@ def test_bad_words_are_never_completed(executor: NativeExecutor, rng: np.random.
     assert Driver(executor, rng).finish(in_prompt_only, 10)[0] == free[0]
 
 
+def test_biases_hold_for_every_token(executor: NativeExecutor, rng: np.random.Generator) -> None:
+    """Those that never change are gathered once, whatever else is added beside them: then all tokens rank as before."""
+    prompt = prompt_of(rng, 7)
+    free = alone(executor, rng, prompt)
+    ban = dict.fromkeys(free, -100.0)
+    steady = replace(GREEDY, logit_bias=ban)
+    expected = alone(executor, rng, prompt, sampling=steady)
+    assert not set(free) & set(expected)
+    lifted = dict.fromkeys(range(LLAMA.vocab_size), 3.0)
+    whole = replace(GREEDY, logit_bias={**lifted, **dict.fromkeys(free, -97.0)})
+    driver = Driver(executor, rng)
+    requests = [
+        Running(0, list(prompt), whole),
+        Running(2, list(prompt), steady, bad_words=((expected[0], expected[1]),)),
+        Running(3, list(prompt), steady, forbidden=(expected[0],), min_total_tokens=len(prompt) + 2),
+        Running(5, list(prompt), steady),
+        Running(6, list(prompt)),
+    ]
+    for _ in range(10):
+        driver.step([(request, 64) for request in requests])
+    every, words, waits, again, none = (request.output for request in requests)
+    assert again == every == expected and none == free
+    assert words[0] == expected[0] and words[1] != expected[1] and not set(words) & set(free)
+    assert expected[0] not in waits[:2] and not set(waits) & set(free)
+
+
 def test_penalties_survive_preemption_and_company(executor: NativeExecutor, rng: np.random.Generator) -> None:
     """They are counted from the tokens, so that a request that starts again knows what it said.
 

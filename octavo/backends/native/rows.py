@@ -107,7 +107,7 @@ class Rows:
     def _can_go_on(self, rows: IndexArray, ends: IndexArray) -> bool:
         """Whether all rows take in what is sampled after their newest token, and choose the next in the same way."""
         takes_in = self._appends_sampled[rows] & (ends == self._num_tokens[rows])
-        return bool(takes_in.all()) and not self._sampling.has_biases
+        return bool(takes_in.all()) and not self._sampling.biases_may_change
 
     def _append_known(self, row: int, token_ids: tuple[int, ...]) -> None:
         """Tokens that were not sampled."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.backends.native.biases import Biases, RowBiases, joined
 from octavo.backends.native.logit_rows import IndexArray, LogitRows
 from octavo.backends.native.step_arrays import Int32Array, MaskArray, SamplingArray, StepArrays, greedy_sampling
 from octavo.errors import StepError
@@ -14,31 +14,6 @@ from octavo.step import RowStart, TokenMask
 
 SEED_MASK = (1 << 64) - 1
 _INT32_MAX = (1 << 31) - 1
-_FORBIDDEN = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class _Biases:
-    """What is added to the logits of a row."""
-
-    logit_bias: tuple[tuple[int, float], ...]
-    forbidden_token_ids: tuple[int, ...]
-    min_total_tokens: int
-    bad_words: tuple[tuple[int, ...], ...]
-    num_prompt_tokens: int
-
-    def at(self, tokens: Int32Array) -> list[tuple[int, float]]:
-        """After these tokens of the request."""
-        biases = list(self.logit_bias)
-        if len(tokens) < self.min_total_tokens:
-            biases += [(token_id, _FORBIDDEN) for token_id in self.forbidden_token_ids]
-        output = tokens[self.num_prompt_tokens :]
-        biases += [(word[-1], _FORBIDDEN) for word in self.bad_words if _ends_with(output, word[:-1])]
-        return biases
-
-    def over(self, num_tokens: int) -> bool:
-        """Whether nothing is added any more once the request has `num_tokens`."""
-        return num_tokens >= self.min_total_tokens and not self.logit_bias and not self.bad_words
 
 
 class SamplingRows:
@@ -50,7 +25,7 @@ class SamplingRows:
         self._sampling: SamplingArray = greedy_sampling(len(token_ids))
         self._sampling["token_ids"] = token_ids.ctypes.data + np.arange(len(token_ids)) * token_ids.strides[0]
         self._num_prompt_logprobs: Int32Array = np.full(len(token_ids), -1, np.int32)
-        self._biases: dict[int, _Biases] = {}
+        self._biases: dict[int, RowBiases] = {}
         self._allowed: dict[int, MaskArray] = {}
 
     def start(self, start: RowStart) -> None:
@@ -74,9 +49,9 @@ class SamplingRows:
             self._allowed[row] = _mask_of(sampling.allowed_token_ids, self._vocab_size)
 
     @property
-    def has_biases(self) -> bool:
+    def biases_may_change(self) -> bool:
         """Whether the next token of some row may get other biases than the last."""
-        return bool(self._biases)
+        return any(biases.may_change for biases in self._biases.values())
 
     def gather(self, logit_rows: LogitRows, arrays: StepArrays) -> None:
         """Fills `arrays` with how each row of logits becomes a token."""
@@ -100,32 +75,25 @@ class SamplingRows:
 
     def _start_biases(self, start: RowStart) -> None:
         self._biases.pop(start.row, None)
-        logit_bias = tuple(start.sampling.logit_bias.items())
-        waits = bool(start.forbidden_token_ids) and len(start.token_ids) < start.min_total_tokens
-        if logit_bias or waits or start.bad_words:
-            self._biases[start.row] = _Biases(
-                logit_bias,
-                start.forbidden_token_ids if waits else (),
-                start.min_total_tokens if waits else 0,
-                start.bad_words,
-                start.num_prompt_tokens,
-            )
+        biases = RowBiases(start)
+        if not biases.empty:
+            self._biases[start.row] = biases
 
     def _gather_biases(self, rows: IndexArray, positions: IndexArray, arrays: StepArrays) -> None:
-        token_ids: list[int] = []
-        values: list[float] = []
+        gathered: list[Biases] = []
+        total = 0
         for index, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
             if row not in self._biases:
                 continue
-            if self._biases[row].over(position):
-                del self._biases[row]
-                continue
             biases = self._biases[row].at(self._token_ids[row, :position])
-            arrays.sampling["first_bias"][index] = len(token_ids)
+            arrays.sampling["first_bias"][index] = total
             arrays.sampling["num_biases"][index] = len(biases)
-            token_ids += [token_id for token_id, _ in biases]
-            values += [value for _, value in biases]
-        arrays.set_biases(np.array(token_ids, np.int32), np.array(values, np.float32))
+            gathered.append(biases)
+            total += len(biases)
+            if self._biases[row].empty:
+                del self._biases[row]
+        all_biases = joined(gathered)
+        arrays.set_biases(all_biases.token_ids, all_biases.values)
 
     def _gather_masks(self, logit_rows: LogitRows, arrays: StepArrays) -> None:
         if not self._allowed and not logit_rows.masks:
