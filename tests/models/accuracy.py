@@ -28,6 +28,7 @@ from octavo.weights.loader import open_checkpoint
 
 WINDOW_TOKENS = 1024
 NUM_WINDOWS = 2
+BF16_TOKENS = 512
 ROWS_AT_ONCE = 64
 
 
@@ -45,7 +46,11 @@ class Accuracy:
 
 
 class Oracle:
-    """transformers in float32, and the windows of text both engines read."""
+    """transformers in float32, and the windows of text both engines read.
+
+    `bf16_logprobs` is what transformers itself makes in bf16 of the beginning of the first window: log probabilities of
+    BF16_TOKENS tokens but the first.
+    """
 
     def __init__(self, path: Path, num_windows: int = NUM_WINDOWS) -> None:
         folder, file = str(path.parent), path.name
@@ -53,12 +58,23 @@ class Oracle:
         self.model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
         self.windows = windows(tokenizer, num_windows)
         self.logits = [self._logits(window) for window in self.windows]
+        self.model.to(torch.bfloat16)
+        beginning = self.windows[0][:BF16_TOKENS]
+        self.bf16_logprobs = logprobs_of(beginning, self._logits(beginning))
         del self.model
 
     @torch.inference_mode()
     def _logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
-        logits: npt.NDArray[np.float32] = self.model(torch.tensor([token_ids])).logits[0].numpy()
+        logits: npt.NDArray[np.float32] = self.model(torch.tensor([token_ids])).logits[0].float().numpy()
         return logits
+
+
+def logprobs_of(token_ids: list[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Of each token but the first, from the logits after the one before it."""
+    rows = torch.from_numpy(logits[: len(token_ids) - 1])
+    chosen = rows.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
+    logprobs: npt.NDArray[np.float64] = (chosen.double() - rows.double().logsumexp(-1)).numpy()
+    return logprobs
 
 
 def windows(tokenizer: object, num_windows: int) -> list[list[int]]:

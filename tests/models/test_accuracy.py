@@ -9,15 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 
 from octavo import LLM, SamplingParams
-from tests.models.accuracy import Oracle, compare
+from tests.models.accuracy import BF16_TOKENS, Oracle, compare, logprobs_of
 
 # activation dtype: (mean KL in nats at most, top-1 agreement at least)
 BARS = {"int8": (1e-2, 0.97), "bf16": (2e-3, 0.99)}
-SCORED_TOKENS = 512
 NUM_WINDOWS = {"smollm2": 2, "gemma3": 1, "qwen05": 2}
 
 
@@ -41,16 +40,26 @@ def test_distributions_are_close_to_float32(model: tuple[Path, Oracle], activati
 def test_reported_log_probabilities_are_close_to_float32(model: tuple[Path, Oracle]) -> None:
     """Of the tokens of a text, prompt by prompt chunk: what users of `prompt_logprobs` and `echo` see.
 
-    The bar is about the mean: rounding to bf16 moves single unlikely tokens by more.
+    The bar of 0.02 is about the mean. Single tokens move by more wherever products round to bf16, so they are measured
+    by what transformers in bf16 does to the same tokens.
     """
     path, oracle = model
-    window = oracle.windows[0][:SCORED_TOKENS]
-    expected = torch.from_numpy(oracle.logits[0][: len(window)]).double().log_softmax(-1).numpy()
+    window = oracle.windows[0][:BF16_TOKENS]
+    expected = logprobs_of(window, oracle.logits[0])
     with LLM(path, activation_dtype="bf16", max_num_batched_tokens=96) as llm:
         sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         (output,) = llm.generate([window], sampling)
     found = [token.logprob for token in output.prompt_logprobs if token is not None]
-    differences = np.abs(np.array(found) - expected[np.arange(len(found)), window[1:]])
-    print(path.name, f"mean |difference| {differences.mean():.4f}, largest {differences.max():.3f}")
     assert len(found) == len(window) - 1
-    assert differences.mean() <= 0.02
+    ours = np.abs(np.array(found) - expected)
+    theirs = np.abs(oracle.bf16_logprobs - expected)
+    likely = expected >= np.log(0.01)
+    print(path.name, f"|difference|: {_described(ours)}; of tokens of 1 % and more: {_described(ours[likely])};"
+          f" transformers in bf16: {_described(theirs)}; {_described(theirs[likely])}")  # fmt: skip
+    assert ours.mean() <= min(0.02, 0.75 * theirs.mean())
+    assert np.quantile(ours[likely], 0.99) <= min(0.1, 0.8 * np.quantile(theirs[likely], 0.99))
+
+
+def _described(differences: npt.NDArray[np.float64]) -> str:
+    p50, p99 = np.quantile(differences, [0.5, 0.99])
+    return f"mean {differences.mean():.4f}, P50 {p50:.4f}, P99 {p99:.3f}, largest {differences.max():.3f}"
