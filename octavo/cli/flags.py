@@ -276,9 +276,8 @@ class SamplingFlags:
         int | None,
         typer.Option(
             "--max-tokens",
-            "-n",
             min=1,
-            help="Longest answer. Default: what the context allows.",
+            help="Longest answer, in tokens. Default: what the context allows.",
             show_default=False,
             rich_help_panel=_SAMPLING,
         ),

@@ -32,7 +32,11 @@ def generate(
     n: Annotated[
         int,
         typer.Option(
-            "--n", min=1, max=MAX_CHOICES, help="Answers, printed one after the other.", rich_help_panel="Sampling"
+            "--n",
+            min=1,
+            max=MAX_CHOICES,
+            help="How many answers to the prompt, printed one after the other.",
+            rich_help_panel="Sampling",
         ),
     ] = 1,
     json_schema: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli.flags import EngineFlags, Model, model_or_default
-from octavo.cli.serve import names_of
+from octavo.cli.served_names import ServedModelName, served_names
 
 
 def run_batch(
@@ -32,6 +32,7 @@ def run_batch(
             show_default=False,
         ),
     ],
+    served_model_name: ServedModelName = None,
 ) -> None:
     """Answer a file of requests, without a server.
 
@@ -51,17 +52,23 @@ def run_batch(
 
     files = BatchFiles.open(input_file, output_file)
     reference = model_or_default(model)
+    names = served_names(reference, served_model_name)
     totals = EngineTotals()
     with ProgressReport() as progress:
         built = build_engine(engine.args(reference), progress=progress, listeners=(totals,))
-    settings = ServerSettings(served_model_names=tuple(names_of(reference)))
+    settings = ServerSettings(served_model_names=names)
     show = sys.stderr.isatty()
     try:
         counts = asyncio.run(answer_batch(AsyncEngine(built), settings, totals, files, show=show))
     except KeyboardInterrupt:
         print("Interrupted; run it again to go on.", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(f"{counts.num_written} lines written to {output_file}", file=sys.stderr)
-    if counts.num_failed:
-        print(f"{counts.num_failed} of the lines there are errors", file=sys.stderr)
+    written = f"{counts.num_answered} answered, {counts.num_failed} failed"
+    print(f"{counts.num_written} lines written to {output_file}: {written}", file=sys.stderr)
+    if counts.num_failed_in_all:
+        print(
+            f"{counts.num_failed_in_all} of all lines there are errors: those whose response.status_code is not 200, "
+            "or whose error is not null",
+            file=sys.stderr,
+        )
         raise typer.Exit(1)

@@ -72,7 +72,7 @@ class SchedulingFlags:
             "--target-ttft",
             parser=parse_seconds,
             metavar="TIME",
-            help="Time to the first token to aim for, such as 500ms.",
+            help="Time to the first token to aim for: 500ms, 2s; a number alone is seconds.",
             show_default=False,
             rich_help_panel=_SCHEDULING,
         ),
@@ -83,7 +83,8 @@ class SchedulingFlags:
             "--target-tpot",
             parser=parse_seconds,
             metavar="TIME",
-            help="Mean time between tokens to aim for, such as 50ms: steps are kept short enough for it.",
+            help="Mean time between tokens to aim for: 50ms, 0.05s; a number alone is seconds. Steps are kept short "
+            "enough for it.",
             show_default=False,
             rich_help_panel=_SCHEDULING,
         ),
@@ -115,7 +116,8 @@ class SchedulingFlags:
             "--queue-timeout",
             parser=parse_seconds,
             metavar="TIME",
-            help="A request that has waited so long is given up with status 503. Default: it waits.",
+            help="A request that has waited so long (30s, 1min; a number alone is seconds) is given up with status "
+            "503. Default: it waits.",
             show_default=False,
             rich_help_panel=_SCHEDULING,
         ),

@@ -13,6 +13,7 @@ import typer
 from octavo.cli.cross_origin import CrossOriginFlags
 from octavo.cli.flags import EngineFlags, Model, model_or_default
 from octavo.cli.scheduling_flags import SchedulingFlags
+from octavo.cli.served_names import ServedModelName, served_names
 from octavo.cli.sizes import parse_count
 from octavo.errors import ConfigError
 from octavo.server.api_keys import ApiKey, named_key, numbered_keys, read_keys
@@ -44,14 +45,7 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=_SERVER)
     ] = 8000,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What clients call the model; may be repeated. Default: as it was named here.",
-            show_default=False,
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    served_model_name: ServedModelName = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,11 +154,11 @@ def serve(
 
     _require_text("--api-key", api_key)
     _require_text("--admin-key", None if admin_key is None else [admin_key])
-    _require_text("--served-model-name", served_model_name)
     chat_format(None, tool_call_parser, reasoning_parser)  # a wrong name is told before the model is loaded
     keys = _api_keys(api_key, api_keys_file)
     cors = cross_origin.settings()
     reference = model_or_default(model)
+    names = served_names(reference, served_model_name)
     args = replace(
         scheduling.applied_to(engine.args(reference)),
         tenant_weights=tuple((key.name, key.weight) for key in keys if key.weight != 1.0),
@@ -184,7 +178,7 @@ def serve(
         with ProgressReport() as progress:
             built = build_engine(args, progress=progress, listeners=(totals,), warm_up=True)
         settings = ServerSettings(
-            served_model_names=tuple(served_model_name or names_of(reference)),
+            served_model_names=names,
             api_keys=keys,
             admin_key=None if admin_key is None else named_key("admin", admin_key),
             log_requests=enable_log_requests,
@@ -218,9 +212,3 @@ def _require_text(flag: str, values: list[str] | None) -> None:
     """An unset variable of a shell must not open the server to a key of no letters."""
     if any(not value.strip() for value in values or ()):
         raise ConfigError(f"{flag} is empty; it must have at least one character, or leave it out")
-
-
-def names_of(reference: str) -> list[str]:
-    """What a client may call the model: for a file its name without .gguf, and the reference as it was given."""
-    path = Path(reference)
-    return [path.stem, reference] if path.suffix == ".gguf" else [reference]

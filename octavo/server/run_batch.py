@@ -29,10 +29,15 @@ _WAITING_PER_RUNNING = 2
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """Lines that a run wrote, and failed ones among all that the output file has now."""
+    """Lines that a run wrote, those of them that failed, and failed ones among all that the output file has now."""
 
     num_written: int
     num_failed: int
+    num_failed_in_all: int
+
+    @property
+    def num_answered(self) -> int:
+        return self.num_written - self.num_failed
 
 
 async def run_batch(
@@ -53,7 +58,7 @@ async def run_batch(
                 await run.answer_all(lines, min(num_lines, _num_at_once(engine.config)))
     finally:
         await engine.shutdown(0)
-    return BatchCounts(run.num_written, files.done.num_failed + run.num_failed)
+    return BatchCounts(run.num_written, run.num_failed, files.done.num_failed + run.num_failed)
 
 
 def _num_at_once(config: EngineConfig) -> int:

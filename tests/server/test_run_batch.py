@@ -128,8 +128,8 @@ def test_a_broken_engine_ends_the_run_and_leaves_the_rest_to_the_next(files: tup
 def test_failed_lines_are_counted_over_all_runs(files: tuple[Path, Path]) -> None:
     source, target = files
     source.write_text("\n".join(["{", request_line("a", "w", temperature=-1), request_line("b", "w")]))
-    assert answer(FakeEngine(), BatchFiles.open(source, target)) == BatchCounts(3, 2)
-    assert answer(FakeEngine(), BatchFiles.open(source, target)) == BatchCounts(0, 2)
+    assert answer(FakeEngine(), BatchFiles.open(source, target)) == BatchCounts(3, 2, 2)
+    assert answer(FakeEngine(), BatchFiles.open(source, target)) == BatchCounts(0, 0, 2)
 
 
 @pytest.mark.parametrize("custom_id", ["\ud800", "é\u2028", "\x00"])
@@ -150,7 +150,7 @@ def answer_with_short_queue(files: tuple[Path, Path], *lines: str) -> BatchCount
 
 def test_no_more_lines_are_sent_than_may_wait(files: tuple[Path, Path]) -> None:
     lines = [request_line(str(index), "a") for index in range(40)]
-    assert answer_with_short_queue(files, *lines) == BatchCounts(40, 0)
+    assert answer_with_short_queue(files, *lines) == BatchCounts(40, 0, 0)
 
 
 def test_a_full_queue_refuses_lines_and_does_not_end_the_run(files: tuple[Path, Path]) -> None:
@@ -159,7 +159,7 @@ def test_a_full_queue_refuses_lines_and_does_not_end_the_run(files: tuple[Path, 
     responses = [line["response"] for line in lines_of(files[1])]
     refusals = [answer["body"]["error"]["code"] for answer in responses if answer["status_code"] == 503]
     assert len(responses) == 10 and 1 <= len(refusals) <= 9 and set(refusals) == {"queue_full"}
-    assert counts == BatchCounts(10, len(refusals))
+    assert counts == BatchCounts(10, len(refusals), len(refusals))
 
 
 def test_lines_are_read_when_their_turn_comes(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

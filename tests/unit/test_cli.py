@@ -332,12 +332,24 @@ def test_the_exit_code_of_a_batch_tells_whether_all_lines_are_answered(octavo: O
     batch = ("run-batch", "m.gguf", "-i", str(source), "-o", str(target), "--max-num-seqs", "3")
     source.write_text(batch_line("a"))
     ran = octavo(*batch)
-    assert ran.code == 0 and "1 lines written" in ran.err
+    assert ran.code == 0 and f"1 lines written to {target}: 1 answered, 0 failed" in ran.err
     assert json.loads(target.read_text())["response"]["body"]["choices"][0]["text"] == "xyz"
     source.write_text(batch_line("a") + batch_line("b", temperature=-1))
     ran = octavo(*batch)
-    assert ran.code == 1 and "1 of the lines" in ran.err
+    assert ran.code == 1 and "0 answered, 1 failed" in ran.err and "response.status_code is not 200" in ran.err
+    ran = octavo(*batch)
+    assert ran.code == 1 and "0 answered, 0 failed" in ran.err and "1 of all lines" in ran.err
     assert octavo.asked[-1].max_num_seqs == 3  # type: ignore[attr-defined]
+
+
+def test_a_batch_may_name_the_model_as_it_likes(octavo: Octavo, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(batch_line("a", model="gpt-4o") + batch_line("b", model="other") + batch_line("c"))
+    names = ("--served-model-name", "gpt-4o", "--served-model-name", "other")
+    ran = octavo("run-batch", "m.gguf", "-i", str(source), "-o", str(target), *names)
+    assert ran.code == 1 and "2 answered, 1 failed" in ran.err
+    ran = octavo("run-batch", "m.gguf", "-i", str(source), "-o", str(tmp_path / "x"), "--served-model-name", "")
+    assert ran.code == 1 and "--served-model-name is empty" in ran.err
 
 
 def test_a_wrong_output_file_is_told_before_the_model_is_loaded(octavo: Octavo, tmp_path: Path) -> None:
