@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo import envs
 from octavo.backends.native.executor import NativeExecutor
+from octavo.backends.native.library import supported_isas
 from octavo.config import EngineArgs, EngineConfig, GenerationDefaults
 from octavo.engine.core import EngineCore
 from octavo.engine.engine import Engine
@@ -49,6 +50,7 @@ def build_engine(
     Raises `ConfigError` or `ModelError`; nothing is kept open then.
     """
     check_args(args)
+    isa = _forced_isa()
     path = references.resolve(args.model, progress)
     with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as side:
         defaults = read_generation_defaults(
@@ -57,7 +59,7 @@ def build_engine(
         tokenizer = side.submit(_tokenizer, checkpoint, defaults)
         grammars = side.submit(_grammars, tokenizer, checkpoint.model.vocab_size, warm_up=warm_up)
         compute = resolve_compute(args, quantized=_is_quantized(checkpoint), machine=read_machine())
-        executor = _pack(checkpoint, compute, progress)
+        executor = _pack(checkpoint, compute, isa, progress)
         facts = _facts(defaults, checkpoint, executor)
     try:
         machine = read_machine()
@@ -70,16 +72,26 @@ def build_engine(
         raise
 
 
-def _pack(checkpoint: Checkpoint, compute: Compute, progress: Progress) -> NativeExecutor:
+def _pack(checkpoint: Checkpoint, compute: Compute, isa: str | None, progress: Progress) -> NativeExecutor:
     return NativeExecutor(
         checkpoint,
-        isa=envs.cpu_isa(),
+        isa=isa,
         threads=compute.threads,
         activation_dtype=compute.activation_dtype,
         quantization=compute.quantization,
         kv_cache_dtype=compute.kv_cache_dtype,
         progress=lambda done_bytes, total_bytes: progress(done_bytes, total_bytes, "packing weights"),
     )
+
+
+def _forced_isa() -> str | None:
+    """Raises `ConfigError` for an instruction set that is not known, or that this machine lacks."""
+    isa, possible = envs.cpu_isa(), supported_isas()
+    if isa is not None and isa not in possible:
+        raise ConfigError(
+            f"OCTAVO_CPU_ISA is {isa!r}; this machine runs {', '.join(possible)}; unset, it is {possible[0]}"
+        )
+    return isa
 
 
 def _tokenizer(checkpoint: Checkpoint, defaults: GenerationDefaults) -> Tokenizer:

@@ -42,6 +42,12 @@ def test_a_cache_larger_than_the_memory_is_warned_of(smollm2_path: Path, caplog:
         assert ("MiB is larger than the" in caplog.text) == warned
 
 
+def test_a_wrong_instruction_set_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "avx1024")
+    with pytest.raises(ConfigError, match=r"OCTAVO_CPU_ISA is 'avx1024'; this machine runs .*scalar"):
+        build_engine(EngineArgs("./nowhere.gguf"))
+
+
 def test_a_model_that_is_not_there() -> None:
     with pytest.raises(ModelNotFoundError, match=r"nowhere\.gguf"):
         build_engine(EngineArgs("./nowhere.gguf"))
