@@ -16,6 +16,7 @@ from octavo.engine.build import build_engine
 from octavo.engine.choices import best_first, fan_out
 from octavo.engine.engine import Engine
 from octavo.engine.input import require_list
+from octavo.engine.priority import checked_priority
 from octavo.engine.progress import BatchProgress
 from octavo.engine.thread import EngineThread
 from octavo.errors import ConfigError, EngineDeadError, InvalidValueError, RequestError, ShuttingDownError
@@ -64,14 +65,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; the results are in the order of the prompts.
 
         A prompt is text, token ids, or a mapping with `prompt` or `prompt_token_ids`. `sampling_params` are one for all
-        or one each. `use_tqdm` shows a progress bar; None: for batches, when stderr is a terminal. Raises
-        `RequestError`, naming the prompt's index, before anything runs; `EngineError` if a step fails.
+        or one each, and so is `priority`: the lower, the sooner (-100 to 100, 0 if not given). `use_tqdm` shows a
+        progress bar; None: for batches, when stderr is a terminal. Raises `RequestError`, naming the prompt's index,
+        before anything runs; `EngineError` if a step fails.
         """
-        return self._run(_as_prompts(prompts), sampling_params, self._request_from_prompt, "prompts", use_tqdm)
+        inputs = _as_prompts(prompts)
+        return self._run(inputs, sampling_params, self._request_from_prompt, "prompts", use_tqdm, priority)
 
     def chat(
         self,
@@ -79,6 +83,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several. `template_kwargs` go to the chat template."""
@@ -86,7 +91,7 @@ class LLM:
         def request(conversation: Sequence[Message], sampling: SamplingParams) -> Request:
             return self._engine.input.from_messages(conversation, sampling, **template_kwargs)
 
-        return self._run(_as_conversations(messages), sampling_params, request, "messages", use_tqdm)
+        return self._run(_as_conversations(messages), sampling_params, request, "messages", use_tqdm, priority)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for prompts without any: the defaults of the model's generation config."""
@@ -119,14 +124,18 @@ class LLM:
         make_request: Callable[[Input, SamplingParams], Request],
         param: str,
         use_tqdm: bool | None,
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
         samplings = _one_each(
             sampling_params if sampling_params is not None else self.get_default_sampling_params(), len(inputs), param
         )
-        requests = [
-            _at_index(make_request, item, sampling, param, index)
-            for index, (item, sampling) in enumerate(zip(inputs, samplings, strict=True))
-        ]
+        priorities = _priorities(priority, len(inputs), param)
+
+        def prioritised(index: int) -> Request:
+            request = make_request(inputs[index], samplings[index])
+            return replace(request, priority=checked_priority(priorities[index], self.config.scheduling))
+
+        requests = [_at_index(prioritised, param, index) for index in range(len(inputs))]
         show = len(inputs) > 1 and sys.stderr.isatty() if use_tqdm is None else use_tqdm
         groups = [fan_out(request) for request in requests]
         with BatchProgress(sum(map(len, groups)), show) as progress:
@@ -306,15 +315,20 @@ def _one_each(
     return sampling_params
 
 
-def _at_index(
-    make_request: Callable[[Input, SamplingParams], Request],
-    item: Input,
-    sampling: SamplingParams,
-    param: str,
-    index: int,
-) -> Request:
+def _priorities(priority: int | Sequence[int] | None, count: int, param: str) -> Sequence[int]:
+    if priority is None or isinstance(priority, int):
+        return [priority or 0] * count
+    require_list(priority, "priority", "an integer or a list of integers")
+    if len(priority) != count:
+        raise InvalidValueError(
+            f"{len(priority)} priorities were given for {count} {param}; give one, or one each", param="priority"
+        )
+    return priority
+
+
+def _at_index(make_request: Callable[[int], Request], param: str, index: int) -> Request:
     """Makes one request of a batch; an error says which it was."""
     try:
-        return make_request(item, sampling)
+        return make_request(index)
     except RequestError as error:
         raise type(error)(f"{param}[{index}]: {error}", param=error.param, code=error.code) from error

@@ -6,8 +6,9 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from octavo.config import PRIORITIES, SchedulingConfig
-from octavo.errors import ContextLengthError, InvalidValueError, UnsupportedParameterError
+from octavo.config import SchedulingConfig
+from octavo.engine.priority import checked_priority
+from octavo.errors import ContextLengthError
 from octavo.request import PrefixKey, Request, Tenant
 from octavo.server.api_keys import ApiKey
 from octavo.server.settings import ServerSettings
@@ -108,19 +109,9 @@ def served_tier(body: SamplingFields, scheduling: SchedulingConfig) -> ServedTie
 
 def _priority(body: SamplingFields, scheduling: SchedulingConfig) -> int:
     """The priority asked for; without one, that of the service tier."""
-    if not body.priority:
+    if body.priority is None:
         return _TIER_PRIORITIES[served_tier(body, scheduling) or "default"]
-    if not scheduling.honours_priority:
-        raise UnsupportedParameterError(
-            f"priority is {body.priority}; this server runs --scheduling-policy {scheduling.policy}, which knows "
-            "no priorities (priority and fair do)",
-            param="priority",
-        )
-    if body.priority not in PRIORITIES:
-        raise InvalidValueError(
-            f"priority is {body.priority}; it must be from {PRIORITIES[0]} to {PRIORITIES[-1]}", param="priority"
-        )
-    return body.priority
+    return checked_priority(body.priority, scheduling)
 
 
 def _user_digest(user: str | None) -> str:

@@ -51,6 +51,22 @@ def test_every_form_of_a_prompt(llm: LLM, prompts: object) -> None:
     assert output.outputs[0].finish_reason == "length"
 
 
+def test_priorities_are_one_for_all_or_one_each(llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    add = fake.engine.core.add_request
+    monkeypatch.setattr(fake.engine.core, "add_request", lambda one: (taken.append(one.priority), add(one)))
+    llm.generate(["25", "3"], FREE, priority=[4, -1])
+    llm.generate(["25", "3"], FREE, priority=7)
+    llm.generate("25", FREE)
+    llm.chat([{"role": "user", "content": "25"}], FREE, priority=[2])
+    assert taken == [4, -1, 7, 7, 0, 2]
+    for wrong, message in (([1], "1 priorities were given for 2 prompts"), ([0, 200], r"prompts\[1\]: priority is 200"),
+                           (["a", 0], "priority is 'a'"), ("high", "integer"), (True, "priority is True")):  # fmt: skip
+        with pytest.raises(InvalidValueError, match=message) as refused:
+            llm.generate(["25", "3"], FREE, priority=wrong)  # type: ignore[arg-type]
+        assert refused.value.param == "priority"
+
+
 def test_arrays_are_token_ids_too(llm: LLM) -> None:
     for prompts in (np.array([2, 5, 8]), [np.array([2, 5, 8])], np.array([[2, 5, 8]]), [np.array([3])]):
         (output,) = llm.generate(prompts, FREE)  # type: ignore[arg-type]

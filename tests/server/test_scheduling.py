@@ -157,6 +157,17 @@ def test_who_asks_and_how_urgently_reaches_the_engine(monkeypatch: pytest.Monkey
         assert [request.priority for request in taken] == [0, 0, 0, 2]
 
 
+def test_a_priority_given_comes_before_that_of_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also 0, which is no priority left out."""
+    with serve() as (server, fake):
+        taken: list[int] = []
+        add = fake.engine.core.add_request
+        monkeypatch.setattr(fake.engine.core, "add_request", lambda one: (taken.append(one.priority), add(one)))
+        for fields in ({}, {"priority": None}, {"priority": 0}, {"priority": 9}):
+            assert server.complete("w", service_tier="priority", **fields).status == 200
+        assert taken == [-3, -3, 0, 9]
+
+
 def test_goodput_counts_those_within_both_targets() -> None:
     targets = ServiceTargets(ttft_s=60.0, tpot_s=0.02)
     with serve(SchedulingConfig(targets=targets)) as (server, fake):
