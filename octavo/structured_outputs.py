@@ -59,6 +59,18 @@ class StructuredOutputsParams:
                 object.__setattr__(self, kind, _parsed(kind, value))
             elif value is not None and not isinstance(value, (Mapping, bool)):
                 raise _invalid(kind, "must be an object or its JSON text")
+        if given[0] in ("regex", "choice", "grammar"):
+            self._refuse_options(given[0])
+
+    def _refuse_options(self, kind: str) -> None:
+        for option in _OPTIONS:
+            if getattr(self, option):
+                raise _invalid(option, f"says how JSON is written; it cannot be had together with {kind}")
+
+    @property
+    def param(self) -> str:
+        """What errors call the field that is given."""
+        return f"structured_outputs.{self.kind}"
 
     @property
     def kind(self) -> str:

@@ -66,20 +66,22 @@ class InputProcessor:
         suffix: str | None = None,
         truncation: Truncation | None = None,
         add_special_tokens: bool = True,
+        rules: AnswerRules | None = None,
     ) -> Request:
         """A request for a continuation of `prompt`: text, to be tokenised with the model's BOS rule, or token ids.
 
-        With `suffix`, for what stands between the two texts.
+        With `suffix`, for what stands between the two texts. `rules` take the place of the form that the sampling
+        parameters ask for.
         """
         if isinstance(prompt, str):
             token_ids = self._encode_prompt(prompt, suffix, truncation, add_special_tokens)
-            return self._request(self._truncated(token_ids, sampling, truncation), prompt, sampling, request_id)
+            return self._request(self._truncated(token_ids, sampling, truncation), prompt, sampling, request_id, rules)
         require_list(prompt, "prompt", "text or a list of token ids")
         if suffix:
             raise InvalidValueError("suffix needs a prompt that is text, not token ids", param="suffix")
         prompt = self._truncated(prompt, sampling, truncation)
         self._check_prompt_length(len(prompt))
-        return self._request(self.checked_token_ids(prompt, "prompt"), None, sampling, request_id)
+        return self._request(self.checked_token_ids(prompt, "prompt"), None, sampling, request_id, rules)
 
     def from_messages(
         self,
@@ -201,7 +203,7 @@ class InputProcessor:
         """What the answer has to keep to. Tokens whose log probabilities are wanted are sampled one by one."""
         if sampling.structured_outputs is None:
             return None
-        form = self.compile(form_of(sampling.structured_outputs), "structured_outputs")
+        form = self.compile(form_of(sampling.structured_outputs), sampling.structured_outputs.param)
         return AnswerRules(form, jumps=sampling.logprobs is None)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidValueError
-from octavo.grammar.forms import Form
+from octavo.grammar.forms import Form, Grammar
 from octavo.grammar.lark import to_grammar
-from octavo.grammar.matcher import Matcher, without_state
+from octavo.grammar.matcher import Matcher
+from octavo.grammar.refusals import spoken
 from octavo.grammar.vocabulary import bridge, special_tokens
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -19,26 +21,18 @@ if TYPE_CHECKING:
 
 MAX_CACHED = 256
 _INVALID_GRAMMAR = "invalid_grammar"
-_SPOKEN = {
-    "NoExtensionBias": "it accepts no text at all",
-    "Failed to generate regex for float range": "minimum or maximum cannot be enforced, as it is too large",
-    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
-        "oneOf is enforced only where no value can match two of its schemas; anyOf allows that"
-    ),
-    "JSON schema: Resource '": "JSON schema: $ref leads to another document, '",
-}
-"""What the library says that would not help who asked."""
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """A form ready to be followed. Immutable: every answer gets a matcher of its own."""
+    """A form ready to be followed: every answer gets a matcher of its own. `param` is the field that asked for it."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    library: LLMatcher
+    param: str
 
     def matcher(self) -> Matcher:
         """A matcher for an answer that has no tokens yet."""
-        return Matcher(self._matcher.deep_copy())
+        return Matcher(self.library.deep_copy(), self.param)
 
 
 class GrammarCompiler:
@@ -54,7 +48,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._bridge: LLTokenizer | None = None
         self._special_ids: Mapping[str, int] = {}
-        self._compiled: OrderedDict[str, CompiledForm] = OrderedDict()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def warm_up(self) -> None:
         """Prepares the tokenizer, which the first `compile` would otherwise wait for."""
@@ -68,13 +62,13 @@ class GrammarCompiler:
             known = self._compiled.get(definition)
             if known is not None:
                 self._compiled.move_to_end(definition)
-                return known
-        compiled = _compile(definition, tokens, param)
+                return CompiledForm(known, param)
+        compiled = _compile(definition, tokens, form, param)
         with self._lock:
             self._compiled[definition] = compiled
             while len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
-        return compiled
+        return CompiledForm(compiled, param)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
@@ -84,24 +78,21 @@ class GrammarCompiler:
             return self._bridge
 
 
-def _compile(definition: str, tokens: LLTokenizer, param: str) -> CompiledForm:
+def _compile(definition: str, tokens: LLTokenizer, form: Form, param: str) -> LLMatcher:
     from llguidance import LLMatcher
+
+    def refusal(message: str) -> InvalidValueError:
+        reason = spoken(message, keeps_excerpt=isinstance(form, Grammar))
+        return InvalidValueError(f"{param}: {reason}", param=param, code=_INVALID_GRAMMAR)
 
     try:
         matcher = LLMatcher(tokens, definition, log_level=0, limits=_limits())
     except Exception as error:  # noqa: BLE001 - what the library cannot even read
-        raise InvalidValueError(f"{param}: {error}", param=param, code=_INVALID_GRAMMAR) from None
+        raise refusal(str(error)) from None
     matcher.compute_bitmask()  # what is wrong may show only now
     if matcher.is_error():
-        reason = _spoken(without_state(matcher.get_error()))
-        raise InvalidValueError(f"{param}: {reason}", param=param, code=_INVALID_GRAMMAR)
-    return CompiledForm(matcher)
-
-
-def _spoken(reason: str) -> str:
-    for written, spoken in _SPOKEN.items():
-        reason = reason.replace(written, spoken)
-    return reason
+        raise refusal(matcher.get_error())
+    return matcher
 
 
 def _limits() -> LLParserLimits:

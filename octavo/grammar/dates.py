@@ -18,27 +18,10 @@ _ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,9}})?{_ZONE}"
 _PATTERNS = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$", "time": f"^{_TIME}$"}
 
-# Keywords whose value is a schema, a list of schemas, or schemas by name.
-_ONE = ("items", "additionalProperties")
-_LIST = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
-
-def with_real_dates(schema: Any) -> Any:
-    """The schema with its formats of dates and times as patterns, where a schema has no pattern of its own."""
-    if not isinstance(schema, Mapping):
-        return schema
-    changed = {key: _inside(key, value) for key, value in schema.items()}
+def with_real_dates(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with its format of dates and times, if it has one and no pattern of its own, as a pattern."""
     pattern = _PATTERNS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
     if pattern is None or "pattern" in schema:
-        return changed
-    del changed["format"]
-    return {**changed, "pattern": pattern}
-
-
-def _inside(keyword: str, value: Any) -> Any:
-    if keyword in _NAMED and isinstance(value, Mapping):
-        return {name: with_real_dates(schema) for name, schema in value.items()}
-    if keyword in _LIST and isinstance(value, list):
-        return [with_real_dates(schema) for schema in value]
-    return with_real_dates(value) if keyword in _ONE else value
+        return schema
+    return {**{keyword: value for keyword, value in schema.items() if keyword != "format"}, "pattern": pattern}

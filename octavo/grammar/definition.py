@@ -24,7 +24,9 @@ def form_of(params: StructuredOutputsParams) -> Form:
         case "json":
             assert isinstance(params.json, (Mapping, bool))
             if params.json is False:
-                raise InvalidValueError("the schema is false, which accepts no value", param="structured_outputs.json")
+                raise InvalidValueError(
+                    "structured_outputs.json is false, which accepts no value", param="structured_outputs.json"
+                )
             return Json(params.json, style)
         case "json_object":
             return Json({"type": "object"}, style)
@@ -54,7 +56,7 @@ def _check_size(params: StructuredOutputsParams) -> None:
     if _depth(value) > MAX_SCHEMA_DEPTH:
         raise InvalidValueError(f"{param} is nested more than {MAX_SCHEMA_DEPTH} deep", param=param)
     try:
-        length = len(value) if isinstance(value, str) else len(json.dumps(value))
+        length = len(value) if isinstance(value, str) else len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(f"{param} is not JSON: {error}", param=param) from None
     if length > MAX_DEFINITION_CHARACTERS:

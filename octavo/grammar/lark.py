@@ -26,6 +26,8 @@ from octavo.grammar.forms import (
     Tags,
     Text,
 )
+from octavo.grammar.subschemas import changed
+from octavo.grammar.whole_numbers import with_whole_limits
 
 _ANYTHING = r"/(.|\n)*/"
 
@@ -129,8 +131,12 @@ class _Writer:
 
 def styled(schema: Mapping[str, Any] | bool, style: JsonStyle) -> dict[str, Any]:
     """The schema with our way of writing JSON in place of any it asks for, and nothing in it ignored."""
-    fields = with_real_dates(schema) if isinstance(schema, Mapping) else {}
+    fields = changed(schema, _enforceable) if isinstance(schema, Mapping) else {}
     return {**fields, "x-guidance": _options(style)}
+
+
+def _enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return with_real_dates(with_whole_limits(schema))
 
 
 def _options(style: JsonStyle) -> dict[str, Any]:

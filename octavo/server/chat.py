@@ -25,6 +25,7 @@ from octavo.server.openapi import json_body
 from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
+from octavo.server.stream_interval import in_pieces_of
 from octavo.server.terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ async def create_chat_completion(request: Request) -> Response:
     deltas = stream_choices(service.engine, [prepared])
     if plan.markers is not None:
         deltas = with_reasoning_counted(deltas, lambda: _reasoning_count(service, plan))
+    if body.stream and body.stream_interval is not None:
+        deltas = in_pieces_of(body.stream_interval, deltas)
     head = service.head(prepared.request_id, "chat.completion.chunk" if body.stream else "chat.completion", body)
     shape = _shape(service, body, prepared, plan)
     if body.stream:
@@ -98,5 +101,4 @@ def _prepare(service: Service, body: ChatRequest, terms: Terms) -> tuple[engine_
         return terms.applied_to(replace(prepared, unstopped=plan.reasoning)), plan
     except RequestError as error:
         error.param = _FIELDS.get(error.param or "", error.param)
-        body.rename(error)
-        raise
+        raise body.renamed(error) from None

@@ -64,7 +64,7 @@ def rules_of(service: Service, body: ChatRequest, plan: ChatPlan, sampling: Samp
     budget = _budget(service, body, plan)
     if form is None and budget is None:
         return None
-    param = "tools" if plan.structured is None else "structured_outputs"
+    param = "tools" if plan.structured is None else body.name_of(plan.structured.param)
     compiled = None if form is None else service.engine.input.compile(form, param)
     return AnswerRules(compiled, budget, jumps=sampling.logprobs is None)
 

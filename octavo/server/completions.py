@@ -10,7 +10,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
+from octavo.engine.answer_rules import AnswerRules
 from octavo.errors import InvalidValueError, RequestError
+from octavo.grammar.definition import form_of
+from octavo.sampling_params import SamplingParams
 from octavo.server.answers import collect, stream_choices
 from octavo.server.body import read_body
 from octavo.server.chunks import Chunks
@@ -23,6 +26,7 @@ from octavo.server.openapi import json_body
 from octavo.server.preparation import prepare
 from octavo.server.service import Service, service_of
 from octavo.server.sse import EventStream
+from octavo.server.stream_interval import in_pieces_of
 from octavo.server.terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -49,10 +53,11 @@ async def create_completion(request: Request) -> Response:
             lambda: _prepare(service, body, completion_id, terms), received.num_bytes, compiles=compiles
         )
     except RequestError as error:
-        body.rename(error)
-        raise
+        raise body.renamed(error) from None
     service.check_queue(prepared)
     deltas = stream_choices(service.engine, prepared)
+    if body.stream and body.stream_interval is not None:
+        deltas = in_pieces_of(body.stream_interval, deltas)
     head = service.head(completion_id, "text_completion", body)
     shape = _shape(service, body, prepared)
     if body.stream:
@@ -84,12 +89,12 @@ def _prepare(
     sampling = body.sampling_params(
         max_tokens or _DEFAULT_MAX_TOKENS, service.sampling_defaults, logprobs=body.logprobs
     )
-    sampling = replace(sampling, structured_outputs=body.form_params(strict=service.settings.strict_fields))
     if body.echo and body.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=body.logprobs)
     _check_number(len(prompts), sampling.num_samples, service.settings.max_choices)
     if service.settings.log_requests:
         logger.info("%s: prompts=%r %r", completion_id, prompts, sampling)
+    rules = _rules(service, body, sampling)
     return [
         terms.applied_to(
             service.engine.input.from_prompt(
@@ -99,10 +104,19 @@ def _prepare(
                 suffix=body.suffix,
                 truncation=body.truncation,
                 add_special_tokens=body.add_special_tokens is not False,
+                rules=rules,
             )
         )
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _rules(service: Service, body: CompletionRequest, sampling: SamplingParams) -> AnswerRules | None:
+    params = body.form_params(strict=service.settings.strict_fields)
+    if params is None:
+        return None
+    form = service.engine.input.compile(form_of(params), body.name_of(params.param))
+    return AnswerRules(form, jumps=sampling.logprobs is None)
 
 
 def _check_number(num_prompts: int, num_samples: int, max_choices: int) -> None:

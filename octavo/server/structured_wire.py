@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from octavo.server import unsupported
 from octavo.server.wire import Array, SamplingFields, WireModel
 from octavo.structured_outputs import StructuredOutputsParams
 
+_FORMAT_TYPES = ("text", "json_object", "json_schema")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -64,15 +66,35 @@ class StructuredFields(SamplingFields):
             raise InvalidValueError(f"{' and '.join(asking)} both ask for a form; give one of them", param=asking[1])
         return asking[0] if asking else None
 
-    def rename(self, error: RequestError) -> None:
-        """Makes an error about the form name the field that asked for it."""
+    def renamed(self, error: RequestError) -> RequestError:
+        """The error, which names a form by vLLM's name for it, with the names that this request uses."""
+        if error.param is None or not error.param.startswith("structured_outputs"):
+            return error
+        return type(error)(self.name_of(str(error)), param=self.name_of(error.param), code=error.code)
+
+    def name_of(self, text: str) -> str:
+        """A field of `StructuredOutputsParams`, or a text that names some, as this request calls them."""
+        for known, name in self._names().items():
+            text = re.sub(rf"structured_outputs\.{known}\b", name, text)
+        return text
+
+    def _names(self) -> Mapping[str, str]:
         field = self.form_field
-        if error.param is not None and error.param.startswith("structured_outputs") and field != "structured_outputs":
-            error.param = field
+        if field in _GUIDED:
+            return {_GUIDED[field]: field, "whitespace_pattern": "guided_whitespace_pattern"}
+        if field == "response_format":
+            assert self.response_format is not None
+            schema = "json_schema.schema" if self.response_format.type == "json_schema" else "schema"
+            return {"json": f"{field}.{schema}", "json_object": field, "structural_tag": field}
+        return {}
 
     def form_params(self, *, strict: bool) -> StructuredOutputsParams | None:
         """The form the answer must have. Raises a `RequestError` for a field that is malformed."""
         field = self.form_field
+        if self.guided_whitespace_pattern is not None and field not in _GUIDED:
+            raise InvalidValueError(
+                "guided_whitespace_pattern may be given only with guided_json", param="guided_whitespace_pattern"
+            )
         if field is None:
             if self.response_format is not None:
                 _check_response_format(self.response_format, strict=strict)
@@ -97,6 +119,15 @@ _GUIDED = {
 
 def _check_response_format(given: ResponseFormat, *, strict: bool) -> None:
     unsupported.check_undeclared(given.undeclared(), unsupported.RESPONSE_FORMAT, "response_format", strict=strict)
+    for name, value, kind in (
+        ("json_schema", given.json_schema, "json_schema"),
+        ("schema", given.json_object_schema, "json_object"),
+    ):
+        if value is not None and given.type in _FORMAT_TYPES and given.type != kind:
+            raise InvalidValueError(
+                f"response_format.{name} is given, but response_format.type is {given.type!r}; it must be {kind!r}",
+                param=f"response_format.{name}",
+            )
     if given.json_schema is not None:
         unsupported.check_undeclared(given.json_schema.undeclared(), {}, "response_format.json_schema", strict=strict)
 
@@ -125,6 +156,12 @@ def _schema_of(given: ResponseFormat) -> dict[str, Any] | bool:
         raise InvalidValueError(
             f"{path}.name is {described.name[:100]!r}; it must have 1 to 64 letters, digits, _ or -",
             param=f"{path}.name",
+        )
+    if described.json_schema is None and described.strict:
+        raise InvalidValueError(
+            f"{path}.schema is missing; strict is true, so there must be one to keep to",
+            param=f"{path}.schema",
+            code="missing_required_parameter",
         )
     return {} if described.json_schema is None else described.json_schema
 

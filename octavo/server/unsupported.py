@@ -77,10 +77,21 @@ _SAMPLING: Mapping[str, AsksNothing] = {
     "request_id": never,
     "return_prompt_text": only(False),
     "session_id": text,
-    "spaces_between_special_tokens": only(True),
-    "stream_interval": only(1),
+    "spaces_between_special_tokens": flag,
     "vllm_xargs": only({}),
 }
+
+_REASONS = {
+    "guided_decoding_backend": "grammars are enforced by guidance (llguidance) alone",
+    "kv_transfer_params": "keys and values are not handed from server to server",
+    "logprob_token_ids": "log probabilities are given of the likeliest tokens (logprobs, top_logprobs; -1 for all)",
+    "repetition_detection": "repetition can be made unlikely (repetition_penalty, frequency_penalty), not detected",
+    "request_id": "the header X-Request-Id names a request",
+    "store": "no answer is kept",
+    "functions": "tools take their place",
+    "function_call": "tool_choice takes its place",
+}
+"""What to do instead, or why."""
 
 CHAT: Mapping[str, AsksNothing] = {
     **_SAMPLING,
@@ -140,6 +151,5 @@ def check_undeclared(
                 continue
             raise InvalidValueError(f"{param[:200]} is not a known field", param=param[:200], code="unknown_parameter")
         if value is not None and not table[name](value):
-            raise UnsupportedParameterError(
-                f"{param} is {short_json(value)}; Octavo does not support that", param=param
-            )
+            reason = _REASONS.get(name, "Octavo does not support that")
+            raise UnsupportedParameterError(f"{param} is {short_json(value)}; {reason}", param=param)

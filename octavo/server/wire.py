@@ -46,6 +46,7 @@ class SamplingFields(WireModel):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: float | None = None
     top_p: float | None = None

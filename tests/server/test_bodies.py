@@ -135,6 +135,8 @@ def test_null_is_the_same_as_absent(shared: Server) -> None:
         ("metadata", {"a": 1}),
         ("guided_decoding_backend", "outlines"),
         ("web_search_options", {}),
+        ("logprob_token_ids", [1]),
+        ("repetition_detection", {"max_pattern_size": 3}),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(shared: Server, field: str, value: object) -> None:

@@ -67,6 +67,36 @@ def test_usage_can_be_told_continuously(server: Server, endpoint: str) -> None:
     assert counts == sorted(counts) and counts[-1] == counts[-2] == 5 and events[-1]["choices"] == []
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_a_stream_may_come_in_larger_pieces(server: Server, fake: FakeEngine, endpoint: str) -> None:
+    """The first token at once, then so many together, and at the end what is left; nothing else changes."""
+
+    fake.executor.step_s = 0.002
+
+    def told(**fields: object) -> list[list[int]]:
+        events = getattr(server, endpoint)("p", stream=True, return_token_ids=True, n=2, **fields).events
+        texts = [""] * 2
+        pieces: list[list[int]] = []
+        for choice in (choice for event in events for choice in event["choices"]):
+            texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            if choice["index"] == 0 and choice.get("token_ids"):
+                pieces.append(choice["token_ids"])
+        assert texts == ["qrstuvwxyz"] * 2
+        return pieces
+
+    assert sum(map(len, told())) == 11
+    _, *pieces, last = told(stream_interval=4)
+    assert pieces and all(len(piece) >= 4 for piece in pieces) and last
+    assert len(told(stream_interval=100)) == 2
+    assert getattr(server, endpoint)("p", stream_interval=4).status == 200
+    assert getattr(server, endpoint)("p", stream_interval=0).error["param"] == "stream_interval"
+
+
+def test_no_spaces_stand_between_special_tokens_anyway(server: Server) -> None:
+    for value in (True, False):
+        assert server.chat("w", spaces_between_special_tokens=value, skip_special_tokens=False).status == 200
+
+
 def test_an_answer_may_continue_the_last_message(server: Server, fake: FakeEngine) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "w"}]
     body = {"model": "alphabet", "messages": messages, "continue_final_message": True}

@@ -109,9 +109,30 @@ def test_other_forms(shared: Server, form: dict[str, Any], text: str) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
          "response_format.json_schema.name", "letters"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
-         "response_format", "not"),
+         "response_format.json_schema.schema", "not"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strnig"}}}},
-         "response_format", "strnig"),
+         "response_format.json_schema.schema", "strnig"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True}}},
+         "response_format.json_schema.schema", "missing"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": False}}},
+         "response_format.json_schema.schema", "response_format.json_schema.schema is false"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "x"}}}, "response_format.schema", "'x'"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
+         "response_format.json_schema", "json_object"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "text"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": 5}}},
+         "response_format", "response_format.format.json_schema"),
+        ({"guided_json": "{"}, "guided_json", "guided_json is not valid JSON"),
+        ({"guided_json": False}, "guided_json", "guided_json is false"),
+        ({"guided_json": {"pattern": "(", "type": "string"}}, "guided_json", "'('"),
+        ({"guided_choice": []}, "guided_choice", "guided_choice must"),
+        ({"guided_choice": ["a", ""]}, "guided_choice[1]", "guided_choice[1] must"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "guided_grammar is not valid GBNF"),
+        ({"guided_grammar": "start: x"}, "guided_grammar", "1 | start: x"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "regex"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
+        ({"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
+         "structured_outputs.disable_any_whitespace", "choice"),
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
         ({"guided_regex": "("}, "guided_regex", "unclosed"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
@@ -130,6 +151,8 @@ def test_what_cannot_be_enforced_is_refused_by_its_field(
     for stream in (False, True):
         answer = getattr(shared, endpoint)(stream=stream, **form)
         assert answer.status == 400 and answer.error["param"] == param and message in answer.error["message"]
+        for internal in ("llguidance", "Some(", "f64", "x-guidance", "registry", "verbose", ".rs"):
+            assert internal not in answer.error["message"]
     assert shared.chat().json["choices"][0]["message"]["content"] == "xyz"
 
 

@@ -284,13 +284,25 @@ def test_a_token_that_is_not_allowed_ends_the_answer() -> None:
     assert "yes" not in str(refused.value)
 
 
+def test_limits_may_be_written_with_a_point() -> None:
+    """JSON Schema takes 2.0 for an integer, wherever a schema lies."""
+    schema = {"type": "array", "minItems": 2.0, "maxItems": 2.0, "items": {"$ref": "#/$defs/word"},
+              "$defs": {"word": {"type": "string", "minLength": 1.0, "maxLength": 3e0}}}  # fmt: skip
+    assert takes(of(json=schema), '["a", "abc"]')
+    for refused in ('["a"]', '["a", "abcd"]', '["", "a"]', '["a", "b", "c"]'):
+        assert not takes(of(json=schema), refused)
+    for limit in (2.5, -1.0, "2", float(2**70)):
+        with pytest.raises(InvalidValueError, match="minItems is"):
+            of(json={"type": "array", "minItems": limit})
+
+
 def test_compiled_forms_are_kept_and_bounded() -> None:
     compiler = GrammarCompiler(TOKENIZER, VOCAB_SIZE)
     first = compiler.compile(Text("first"), "x")
-    assert compiler.compile(Text("first"), "x") is first
+    assert compiler.compile(Text("first"), "y").library is first.library
     for index in range(MAX_CACHED):
         compiler.compile(Text(str(index)), "x")
-    assert compiler.compile(Text("first"), "x") is not first
+    assert compiler.compile(Text("first"), "x").library is not first.library
 
 
 @pytest.mark.parametrize(
