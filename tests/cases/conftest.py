@@ -10,6 +10,9 @@ import openai
 import pytest
 
 from tests.cases.models import serve_model
+from tests.server.conftest import fake as fake
+from tests.server.conftest import server as server
+from tests.server.conftest import totals as totals
 from tests.server.live import Server
 
 

@@ -6,7 +6,6 @@ import gc
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,6 @@ from tests.server.live import Answer, Server, eventually, serving
 from tests.server.test_disconnects import ENDLESS, post
 
 GOOD = {"model": "model", "prompt": "Hello", "max_tokens": 1}
-
-
-@pytest.fixture
-def totals() -> EngineTotals:
-    return EngineTotals()
-
-
-@pytest.fixture
-def fake(totals: EngineTotals) -> FakeEngine:
-    """An engine that can be made to fail."""
-    return FakeEngine(totals)
-
-
-@pytest.fixture
-def alphabet(fake: FakeEngine, totals: EngineTotals) -> Iterator[Server]:
-    with serving(fake.async_engine(), ServerSettings(("alphabet",)), totals) as server:
-        yield server
 
 
 @pytest.mark.case("SRV-02")
@@ -110,34 +92,34 @@ def abort_streams(server: Server, count: int) -> None:
 
 
 @pytest.mark.case("SRV-07", "SRV-08")
-def test_what_was_finished_aborted_and_failed_is_counted(alphabet: Server, fake: FakeEngine) -> None:
+def test_what_was_finished_aborted_and_failed_is_counted(server: Server, fake: FakeEngine) -> None:
     fake.executor.step_s = 0.002
-    abort_streams(alphabet, 5)
-    answers = [alphabet.complete(prompt) for prompt in ("w", "u", "t")]
+    abort_streams(server, 5)
+    answers = [server.complete(prompt) for prompt in ("w", "u", "t")]
     tokens = sum(answer.json["usage"]["completion_tokens"] for answer in answers)
-    assert alphabet.metric("vllm:generation_tokens_total") == alphabet.metric("vllm:request_generation_tokens_sum")
-    assert alphabet.metric("vllm:request_generation_tokens_sum") >= tokens + 5
-    computed, known = alphabet.metric("vllm:prompt_tokens_total"), alphabet.metric("vllm:prefix_cache_hits_total")
-    assert computed + known == alphabet.metric("vllm:request_prompt_tokens_sum") == 5 * 2 + 3
+    assert server.metric("vllm:generation_tokens_total") == server.metric("vllm:request_generation_tokens_sum")
+    assert server.metric("vllm:request_generation_tokens_sum") >= tokens + 5
+    computed, known = server.metric("vllm:prompt_tokens_total"), server.metric("vllm:prefix_cache_hits_total")
+    assert computed + known == server.metric("vllm:request_prompt_tokens_sum") == 5 * 2 + 3
     for _ in range(2):
         fake.executor.failures = 1
-        assert alphabet.complete("w").status == 500
-    assert [counted(alphabet, reason) for reason in ("stop", "abort", "error")] == [3, 5, 2]
-    assert alphabet.metric("vllm:num_requests_running") == alphabet.metric("vllm:num_requests_waiting") == 0
+        assert server.complete("w").status == 500
+    assert [counted(server, reason) for reason in ("stop", "abort", "error")] == [3, 5, 2]
+    assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
 
 
 @pytest.mark.case("SRV-09")
-def test_a_request_is_counted_once_and_its_answers_each(alphabet: Server) -> None:
+def test_a_request_is_counted_once_and_its_answers_each(server: Server) -> None:
     """Two prompts are two requests; of one with n = 3 the three answers end, and it is one that asked for three."""
-    alphabet.complete("w", n=3)
-    alphabet.complete(["u", "t"])
-    assert counted(alphabet, "stop") == 3 + 2
-    assert alphabet.metric("vllm:request_params_n_count") == 1 + 2
-    assert alphabet.metric("vllm:request_params_n_sum") == 3 + 2
-    assert alphabet.metric("vllm:request_prompt_tokens_count") == 1 + 2
+    server.complete("w", n=3)
+    server.complete(["u", "t"])
+    assert counted(server, "stop") == 3 + 2
+    assert server.metric("vllm:request_params_n_count") == 1 + 2
+    assert server.metric("vllm:request_params_n_sum") == 3 + 2
+    assert server.metric("vllm:request_prompt_tokens_count") == 1 + 2
     for each_answer in ("request_generation_tokens", "e2e_request_latency_seconds", "time_to_first_token_seconds"):
-        assert alphabet.metric(f"vllm:{each_answer}_count") == 3 + 2
-    assert alphabet.metric("http_requests_total", handler="/v1/completions") == 2
+        assert server.metric(f"vllm:{each_answer}_count") == 3 + 2
+    assert server.metric("http_requests_total", handler="/v1/completions") == 2
 
 
 JUNK = [None, True, 0, -1, 1e308, "", "x", [], {}, [[]], "y" * 1_000_000]
@@ -202,20 +184,20 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.case("SRV-14")
-def test_nothing_is_left_of_a_thousand_requests(alphabet: Server, fake: FakeEngine) -> None:
+def test_nothing_is_left_of_a_thousand_requests(server: Server, fake: FakeEngine) -> None:
     def serve(count: int) -> None:
         for number in range(count):
             if number % 50 == 0:
-                abort_streams(alphabet, 2)
+                abort_streams(server, 2)
             if number % 50 == 25:
                 fake.executor.failures = 1
-            alphabet.complete("w", n=2, max_tokens=2)
+            server.complete("w", n=2, max_tokens=2)
 
     serve(400)
     before = resident_bytes()
     serve(1000)
     assert resident_bytes() - before < 4e6
-    assert alphabet.engine.num_unfinished == 0
+    assert server.engine.num_unfinished == 0
     assert fake.pool.num_used == 0
 
 
