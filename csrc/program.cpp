@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 
 #include "error.h"
@@ -18,6 +19,10 @@ namespace {
 constexpr int64_t alignment = 128;  // no two threads' scratch on one pair of cache lines
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 Batch batch_of(const oct_step& step, int group) {
   const int32_t* block_tables = step.block_tables + int64_t(group) * step.num_table_rows * step.max_blocks;
@@ -153,9 +158,24 @@ void oct_program::walk(const oct_step& step, ThreadShare share) {
     context_.team.barrier();
   }
   if (step.num_tokens == 0) return;
+  if (times_) return walk_timed(step, share, times_ + size_t(share.thread) * instructions_.size());
   for (const oct_instruction& instruction : instructions_) {
     execute(instruction, step, share);
     if (instruction.barrier) context_.team.barrier();
+  }
+}
+
+void oct_program::walk_timed(const oct_step& step, ThreadShare share, oct_instruction_time* times) {
+  int64_t began = octavo::now_ns();
+  for (const oct_instruction& instruction : instructions_) {
+    execute(instruction, step, share);
+    int64_t worked = octavo::now_ns();
+    if (instruction.barrier) context_.team.barrier();
+    int64_t waited = octavo::now_ns();
+    times->work_ns += worked - began;
+    times->wait_ns += waited - worked;
+    began = waited;
+    ++times;
   }
 }
 
@@ -260,6 +280,8 @@ int64_t oct_program_arena_bytes(const oct_program* program) { return program->ar
 float* oct_program_buffer(oct_program* program, int buffer) {
   return guarded<float*>(nullptr, [&] { return program->matrix_data(buffer); });
 }
+
+void oct_program_profile(oct_program* program, oct_instruction_time* times) { program->profile(times); }
 
 void oct_program_destroy(oct_program* program) { delete program; }
 

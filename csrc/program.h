@@ -16,6 +16,7 @@ struct oct_program {
 
   void run(const oct_step& step);
   float* matrix_data(int buffer) const;
+  void profile(oct_instruction_time* times) { times_ = times; }
   int64_t arena_bytes() const { return int64_t(arena_.bytes()) + sampler_.bytes(); }
 
  private:
@@ -27,6 +28,7 @@ struct oct_program {
   int64_t moe_scratch_bytes() const;
 
   void walk(const oct_step& step, ThreadShare share);
+  void walk_timed(const oct_step& step, ThreadShare share, oct_instruction_time* times);
   void execute(const oct_instruction& instruction, const oct_step& step, ThreadShare share);
   void execute(const oct_embed& op, const oct_step& step, ThreadShare share);
   void execute(const oct_rotary_table& op, const oct_step& step, ThreadShare share);
@@ -51,6 +53,8 @@ struct oct_program {
   const std::vector<oct_instruction> instructions_;
   octavo::StepLimits limits_;
   octavo::Sampler sampler_;
+
+  oct_instruction_time* times_ = nullptr;  // [threads][instructions], while profiled
 
   octavo::Arena arena_;
   std::vector<uint8_t*> buffer_data_;

@@ -259,6 +259,15 @@ int64_t oct_program_arena_bytes(const oct_program*);
 float* oct_program_buffer(oct_program*, int buffer);
 void oct_program_destroy(oct_program*);
 
+// What one thread has spent on an instruction: on its share, and then waiting for the others.
+typedef struct {
+  int64_t work_ns;
+  int64_t wait_ns;
+} oct_instruction_time;
+
+// From now on every run adds to times[threads of the context][num_instructions]; NULL: no longer. Not beside a run.
+void oct_program_profile(oct_program*, oct_instruction_time* times);
+
 // ---- step: one ragged batch --------------------------------------------------------------------------------------
 
 // What becomes of a logit row. Log probabilities are taken from the logits as the model gives them (after its softcap);

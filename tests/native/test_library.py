@@ -48,6 +48,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "oct_sample": abi.Sample,
     "oct_moe": abi.Moe,
     "oct_instruction": abi.Instruction,
+    "oct_instruction_time": abi.InstructionTime,
     "oct_sampling": abi.Sampling,
     "oct_step": abi.Step,
 }

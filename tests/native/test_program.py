@@ -321,3 +321,19 @@ def test_buffers_that_are_not_fp32_cannot_be_looked_at(small: Callable[..., Prog
     assert program.buffer(4).shape == (4, 64)
     with pytest.raises(EngineError, match="buffer 1 is not an fp32 buffer"):
         program.buffer(1)
+
+
+def test_a_profile_has_the_time_of_every_instruction_on_every_thread(small: Callable[..., Program]) -> None:
+    program = whole_program(small)
+    times = program.start_profile()
+    assert times.shape == (2, 10)
+    program.run(full_step().struct())
+    first = times.copy()
+    assert (first["work_ns"] >= 0).all() and (first["work_ns"].sum(axis=1) > 0).all()
+    assert (first["wait_ns"][:, :-1] > 0).all()
+    program.run(full_step().struct())
+    assert (times["work_ns"].sum() > first["work_ns"].sum()) and (times["wait_ns"] >= first["wait_ns"]).all()
+    program.stop_profile()
+    second = times.copy()
+    program.run(full_step().struct())
+    np.testing.assert_array_equal(times, second)

@@ -154,6 +154,10 @@ class Instruction(Structure):
     _fields_ = [("op", c_int32), ("barrier", c_int32), ("operation", Operation)]
 
 
+class InstructionTime(Structure):
+    _fields_ = [("work_ns", c_int64), ("wait_ns", c_int64)]
+
+
 class Sampling(Structure):
     _fields_ = [
         ("temperature", c_float),
@@ -231,6 +235,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "oct_program_arena_bytes": (c_int64, [c_void_p]),
     "oct_program_buffer": (POINTER(c_float), [c_void_p, c_int]),
+    "oct_program_profile": (None, [c_void_p, c_void_p]),
     "oct_program_destroy": (None, [c_void_p]),
     "oct_run": (c_int, [c_void_p, POINTER(Step)]),
     "oct_measure_barrier_ns": (c_double, [c_void_p, c_int]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Literal
@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.backends.native.assemble import assemble
-from octavo.backends.native.instructions import ProgramText, expert_weight
+from octavo.backends.native.instructions import Instruction, ProgramText, expert_weight
 from octavo.backends.native.kv_layout import KvLayout
 from octavo.backends.native.library import (
     Context,
     FloatArray,
     KvCache,
     PackedWeight,
+    ProfileArray,
     Program,
     dequantize,
     library_digest,
@@ -106,6 +107,16 @@ class NativeExecutor:
         return self._kv_layout.groups
 
     @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """What a step does, in order."""
+        return self._text.instructions
+
+    @property
+    def weights(self) -> Mapping[str, PackedWeight]:
+        """The packed matrices that instructions name."""
+        return self._weights
+
+    @property
     def build(self) -> str:
         """Names the build of the library: blocks that another one saved may mean something else."""
         return library_digest().hex()
@@ -145,6 +156,12 @@ class NativeExecutor:
         self._rows.append_sampled(logit_rows, self._arrays.sampled_token_ids)
         output = step_output(logit_rows, self._arrays)
         return replace(output, saved=saved) if saved else output
+
+    def start_profile(self) -> ProfileArray:
+        """Times of each thread and each of `instructions`, in nanoseconds, that every step adds to from now on."""
+        if self._program is None:
+            raise EngineError("the executor has not been allocated")
+        return self._program.start_profile()
 
     def prepare(self, num_bytes: int) -> int:
         """Takes at least `num_bytes` more of the KV cache's memory from the system, so that steps need not wait for it.

@@ -25,6 +25,7 @@ from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
 
 FloatArray = npt.NDArray[np.float32]
+ProfileArray = npt.NDArray[np.void]
 ISAS = ("avx512", "avx2", "scalar")
 SLICE_BYTES = 4 * 2**20  # of a tensor, packed at a time: large enough that all threads have work
 
@@ -230,6 +231,8 @@ class Program(_Owner):
         self.max_logit_rows = max_logit_rows
         self.arena_bytes: int = library().oct_program_arena_bytes(handle)
         self._keep = (kv, keep)
+        self._num_instructions = len(instructions)
+        self._times: ProfileArray | None = None
         self._rows = [max_logit_rows if buffer.row_space else max_tokens for buffer in buffers]
         self._columns = [buffer.columns for buffer in buffers]
 
@@ -237,6 +240,18 @@ class Program(_Owner):
         """One step. Raises `StepError` naming the entry of the step that is out of range."""
         if library().oct_run(self.handle, ctypes.byref(step)):
             raise StepError(last_error())
+
+    def start_profile(self) -> ProfileArray:
+        """Nanoseconds, [threads, instructions] of (`work_ns`, `wait_ns`), that every run adds to from now on."""
+        times: ProfileArray = np.zeros((self.context.threads, self._num_instructions), np.dtype(abi.InstructionTime))
+        library().oct_program_profile(self.handle, _address(times))
+        self._times = times
+        return times
+
+    def stop_profile(self) -> None:
+        """No run adds to the times any longer."""
+        library().oct_program_profile(self.handle, None)
+        self._times = None
 
     def buffer(self, number: int) -> FloatArray:
         """The memory of an fp32 buffer, [max rows, columns]: a view, for tests. Valid until the program is closed."""
