@@ -194,9 +194,11 @@ class _Collector:
     def take(self, delta: OutputDelta) -> None:
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
-        self._logprobs += [placed.token for placed in delta.logprobs]
-        self.prompt_logprobs += delta.prompt_logprobs
-        if delta.finished:
+        if delta.logprobs:
+            self._logprobs += [placed.token for placed in delta.logprobs]
+        if delta.prompt_logprobs:
+            self.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish_reason is not None:
             self._last = delta
             self._ended.put(self)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
@@ -189,8 +188,7 @@ class _Stream:
 def _merged(deltas: list[OutputDelta]) -> OutputDelta:
     if len(deltas) == 1:
         return deltas[0]
-    return replace(
-        deltas[-1],
+    return deltas[-1]._replace(
         text="".join([delta.text for delta in deltas]),
         token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
         logprobs=tuple([placed for delta in deltas for placed in delta.logprobs]),

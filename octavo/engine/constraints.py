@@ -95,7 +95,7 @@ class Constraints:
         initial = [NewToken(request_id, token_id) for token_id in self._initial.pop(request_id, ())]
         following = [token, *(NewToken(request_id, token_id) for token_id in forced)]
         if constraint.ended:
-            following[-1] = replace(following[-1], last=True)
+            following[-1] = following[-1]._replace(last=True)
         advance.tokens.extend([*initial, *following])
         if forced:
             advance.forced[request_id] = forced

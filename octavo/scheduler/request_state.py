@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
@@ -18,8 +18,7 @@ Rank = tuple[int, int, int]
 NO_RANK: Rank = (0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class NewToken:
+class NewToken(NamedTuple):
     """A token that a request got in a step. After the `last` one its answer is complete.
 
     Log probabilities are there if asked for, those of the prompt with the first token.

@@ -239,8 +239,7 @@ def _choices(item: ChoiceDelta) -> list[ChoiceDelta]:
     return [
         ChoiceDelta(
             item.index * len(completions) + completion.index,
-            replace(
-                item.delta,
+            item.delta._replace(
                 text=completion.text,
                 token_ids=completion.token_ids,
                 finish_reason=completion.finish_reason,

@@ -28,8 +28,7 @@ def _joined(before: ChoiceDelta, item: ChoiceDelta) -> ChoiceDelta:
     first, last = before.delta, item.delta
     return replace(
         item,
-        delta=replace(
-            last,
+        delta=last._replace(
             text=first.text + last.text,
             token_ids=first.token_ids + last.token_ids,
             logprobs=first.logprobs + last.logprobs,
