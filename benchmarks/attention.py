@@ -3,7 +3,7 @@
     python -m benchmarks.attention [--isa ISA] [--case NAME ...] [--repeats N] [--json OUT]
 
 Decoding reads every page of every request once: its floor is bytes over the bandwidth measured beside it. Prefilling
-multiplies: its floor is the useful operations (causal: half a square) over the bf16 peak. Cases take turns; every
+multiplies: its floor is the useful operations (causal: half a square) over the bf16 peak. Every
 figure is the median of the repetitions, for all layers of the model together.
 """
 
@@ -30,6 +30,8 @@ from octavo.config import BLOCK_TOKENS
 from octavo.engine.machine import read_machine
 from octavo.graph.ops import KvLayer
 from octavo.step import BlockCopy
+
+RUNS_OF_A_TURN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,33 +181,47 @@ class Batch:
         self._kv.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A few runs of one case, and the machine right before them."""
+
+    seconds: float
+    state: State
+
+
 def measure(context: Context, cases: Sequence[Case], repeats: int) -> list[Figure]:
+    """The cases take turns, so all of their pages are held at once."""
     bf16_gflops = context.peak_gops(Peak.BF16)
-    figures = []
-    for case in cases:
-        batch = Batch(context, case)
+    batches = [Batch(context, case) for case in cases]
+    for batch in batches:
         batch.seconds()
-        states, times = [], []
-        for _ in range(repeats):
-            states.append(measure_state(context))
-            times += [batch.seconds() for _ in range(3)]
+    rounds = [[_turn(context, batch) for batch in batches] for _ in range(repeats)]
+    figures = [
+        _figure(case, batch.kv_bytes, bf16_gflops, turns)
+        for case, batch, turns in zip(cases, batches, zip(*rounds, strict=True), strict=True)
+    ]
+    for batch in batches:
         batch.close()
-        state = State(
-            statistics.median(state.barrier_ns for state in states),
-            statistics.median(state.read_gb_per_s for state in states),
-        )
-        seconds = statistics.median(times)
-        figures.append(
-            Figure(
-                case=case.name,
-                ms=seconds * 1e3,
-                of_floor=case.floor_s(batch.kv_bytes, state, bf16_gflops) / seconds,
-                kv_gb_per_s=batch.kv_bytes / seconds * 1e-9,
-                barrier_ns=state.barrier_ns,
-                read_gb_per_s=state.read_gb_per_s,
-            )
-        )
     return figures
+
+
+def _turn(context: Context, batch: Batch) -> Turn:
+    state = measure_state(context)
+    return Turn(statistics.median(batch.seconds() for _ in range(RUNS_OF_A_TURN)), state)
+
+
+def _figure(case: Case, kv_bytes: int, bf16_gflops: float, turns: Sequence[Turn]) -> Figure:
+    """Medians over the turns, each held against the bandwidth of its own moment."""
+    seconds = statistics.median(turn.seconds for turn in turns)
+    floors = [case.floor_s(kv_bytes, turn.state, bf16_gflops) / turn.seconds for turn in turns]
+    return Figure(
+        case=case.name,
+        ms=seconds * 1e3,
+        of_floor=statistics.median(floors),
+        kv_gb_per_s=kv_bytes / seconds * 1e-9,
+        barrier_ns=statistics.median(turn.state.barrier_ns for turn in turns),
+        read_gb_per_s=statistics.median(turn.state.read_gb_per_s for turn in turns),
+    )
 
 
 def main() -> None:
@@ -217,7 +233,7 @@ def main() -> None:
     args = parser.parse_args()
     cases = [case for case in CASES if args.case is None or case.name in args.case]
     context = Context(args.isa, read_machine().num_cores)
-    figures = measure(context, cases, args.repeats)
+    figures = [measure(context, [case], args.repeats)[0] for case in cases]
     print(f"| {context.isa}, {context.threads} threads | ms | of floor | KV GB/s | barrier ns | read GB/s |")
     print("|---|---|---|---|---|---|")
     for figure in figures:

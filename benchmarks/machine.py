@@ -14,6 +14,8 @@ from octavo.backends.native.library import Context, Peak
 
 SETTLED_BARRIER_NS = 2000.0  # threads that share a processor wait for each other 50 us
 MOST_WAITS = 100
+SLOW_BARRIER_NS = 180.0  # 58-70 in one state, 275-345 in the other
+FAST_READ_GB_PER_S = 60.0  # 41-53 in one, 70-90 in the other
 READ_BYTES = 256 * 2**20  # more than any cache holds
 
 
@@ -23,6 +25,15 @@ class State:
 
     barrier_ns: float
     read_gb_per_s: float
+
+    @property
+    def name(self) -> str:
+        """The two states between which virtual machines of this class flip, as docs/log.md calls them."""
+        if self.barrier_ns < SLOW_BARRIER_NS and self.read_gb_per_s < FAST_READ_GB_PER_S:
+            return "A"
+        if self.barrier_ns >= SLOW_BARRIER_NS and self.read_gb_per_s >= FAST_READ_GB_PER_S:
+            return "B"
+        return "between A and B"
 
     def __str__(self) -> str:
         return f"barrier {self.barrier_ns:.0f} ns, read {self.read_gb_per_s:.1f} GB/s"

@@ -1,4 +1,4 @@
-"""What Python costs beside a step of the native library: python -m benchmarks.step_cost MODEL
+"""What Python costs beside a step of the native library: python -m benchmarks.step_cost MODEL [--json OUT]
 
 Requests that all decode, 1 to 256 of them, through the whole engine with the real model between, so that caches are as
 cold as they are in use. Medians, in microseconds: what each part takes beside the foreign call, and all of `step()`.
@@ -8,9 +8,11 @@ cold as they are in use. Medians, in microseconds: what each part takes beside t
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -75,6 +77,7 @@ class Stopwatch:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model that is small, so that the engine's own cost shows")
+    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     context = Context(None, read_machine().num_cores)
     print(measure_state(context))
@@ -83,8 +86,10 @@ def main() -> None:
     stopwatch = Stopwatch()
     print("| running | schedule | executor | update | output | the rest | all | bar | native |")
     print("|---|---|---|---|---|---|---|---|---|")
+    found = []
     for num_running in NUM_RUNNING:
         us = costs_us(core, stopwatch, num_running)
+        found.append({"running": num_running, **us})
         rest = us["step"] - sum(us[part] for part in ("schedule", "executor", "update", "output"))
         print(
             f"| {num_running} | {us['schedule']:.0f} | {us['executor']:.0f} | {us['update']:.0f} | {us['output']:.0f} "
@@ -92,6 +97,8 @@ def main() -> None:
             flush=True,
         )
     core.close()
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def costs_us(core: EngineCore, stopwatch: Stopwatch, num_running: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from octavo.backends.native.library import Context
 
 BF16 = Case(SMOLLM2, num_requests=64, num_tokens=1, context=500)
 INT8 = Case(SMOLLM2, num_requests=64, num_tokens=1, context=500, dtype="int8")
-REPEATS = 3
+REPEATS = 7
 
 
 def measure(context: Context) -> Iterator[Gate]:

@@ -1,4 +1,4 @@
-"""One required speed and what was found."""
+"""One required speed, time or size and what was found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from benchmarks.machine import State
 class Gate:
     """`required` of `unit` is needed and `measured` found; or, where given, the same of the machine's limit.
 
-    `of_floor` is which part of what the machine could do at that moment was reached, None where that is not known.
+    `at_most`: no more than `required` is allowed. `of_floor` is which part of what the machine could do at that moment
+    was reached, None where that is not known.
     """
 
     section: str
@@ -23,10 +24,11 @@ class Gate:
     of_floor: float | None = None
     required_of_floor: float | None = None
     note: str = ""
+    at_most: bool = False
 
     @property
     def passed(self) -> bool:
-        if self.measured >= self.required:
+        if self.measured <= self.required if self.at_most else self.measured >= self.required:
             return True
         return self.required_of_floor is not None and (self.of_floor or 0.0) >= self.required_of_floor
 
@@ -38,7 +40,7 @@ HEADER = "| | gate | measured | required | of floor | machine | note |\n|---|---
 
 
 def as_row(gate: Gate) -> str:
-    required = f">= {spell(gate.required, gate.unit)}"
+    required = f"{'<=' if gate.at_most else '>='} {spell(gate.required, gate.unit)}"
     if gate.required_of_floor is not None:
         required += f" or {gate.required_of_floor:.0%} of floor"
     cells = (
@@ -47,7 +49,7 @@ def as_row(gate: Gate) -> str:
         spell(gate.measured, gate.unit),
         required,
         "" if gate.of_floor is None else f"{gate.of_floor:.0%}",
-        f"{gate.state.barrier_ns:.0f} ns, {gate.state.read_gb_per_s:.0f} GB/s",
+        f"{gate.state.name}: {gate.state.barrier_ns:.0f} ns, {gate.state.read_gb_per_s:.0f} GB/s",
         gate.note,
     )
     return "| " + " | ".join(cells) + " |"
@@ -55,7 +57,9 @@ def as_row(gate: Gate) -> str:
 
 def spell(value: float, unit: str) -> str:
     if unit == "%":
-        return f"{value:.0%}"
+        return f"{value:.1%}"
     if unit == "x":
         return f"{value:.2f}x"
+    if unit == "s":
+        return f"{value:.2f} s"
     return f"{value:,.0f} {unit}"

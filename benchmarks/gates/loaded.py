@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.machine import State, measure_state
 from octavo import LLM, SamplingParams
-from octavo.backends.native.library import Context
+from octavo.config import EngineArgs
+from octavo.engine.build import build_engine
 from octavo.request import RequestOutput
-
-REPEATS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """The median of a few runs, and the machine beside the run it is from."""
-
-    tokens_per_s: float
-    state: State
 
 
 class LoadedModel:
-    """Runs greedy requests of random prompts."""
+    """Runs greedy requests of random prompts, on memory that has been taken from the system before."""
 
-    def __init__(self, path: Path, context: Context, **engine_args: Any) -> None:
-        self._context = context
+    def __init__(self, path: Path, **engine_args: Any) -> None:
         self._rng = random.Random(0)
-        self._llm = LLM(path, **engine_args)
+        engine = build_engine(EngineArgs(model=str(path), **engine_args))
+        while engine.core.prepare():
+            pass
+        self._llm = LLM.from_engine(engine)
         self._run(1, 64, 4)
 
     def __enter__(self) -> Self:
@@ -47,46 +39,35 @@ class LoadedModel:
         config = self._llm.config
         return config.weight_bytes + config.kv_cache_bytes // config.kv_cache_tokens * context_len
 
-    def prefill(self, prompt_len: int) -> Speed:
+    def prefill(self, prompt_len: int) -> float:
         """Prompt tokens a second until the first token of one request."""
+        (output,) = self._run(1, prompt_len, 1)
+        return prompt_len / _first_s(output)
 
-        def run() -> float:
-            (output,) = self._run(1, prompt_len, 1)
-            return prompt_len / _first_s(output)
-
-        return self._median(run)
-
-    def decode(self, prompt_len: int, output_len: int, num_requests: int = 1) -> Speed:
+    def decode(self, prompt_len: int, output_len: int, num_requests: int = 1) -> float:
         """Tokens a second of all requests together, from when each has its first to when all have their last."""
+        outputs = self._run(num_requests, prompt_len, output_len)
+        seconds = max(map(_last_s, outputs)) - max(map(_first_s, outputs))
+        return num_requests * (output_len - 1) / seconds
 
-        def run() -> float:
-            outputs = self._run(num_requests, prompt_len, output_len)
-            seconds = max(map(_last_s, outputs)) - max(map(_first_s, outputs))
-            return num_requests * (output_len - 1) / seconds
-
-        return self._median(run)
-
-    def throughput(self, workload: Sequence[tuple[list[int], int]]) -> Speed:
+    def throughput(self, workload: Sequence[tuple[list[int], int]]) -> float:
         """Output tokens a second of requests given at once."""
+        prompts = [prompt for prompt, _ in workload]
+        outputs = self._llm.generate(prompts, [_greedy(count) for _, count in workload], use_tqdm=False)
+        return sum(count for _, count in workload) / max(map(_last_s, outputs))
 
-        def run() -> float:
-            prompts = [prompt for prompt, _ in workload]
-            outputs = self._llm.generate(prompts, [_greedy(count) for _, count in workload], use_tqdm=False)
-            return sum(count for _, count in workload) / max(map(_last_s, outputs))
-
-        return self._median(run, 1)
+    def idle_cpu(self, after_s: float, during_s: float) -> float:
+        """Which part of one core this process uses when there is nothing to do, some time after a request."""
+        self._run(1, 64, 4)
+        time.sleep(after_s)
+        began = time.process_time()
+        time.sleep(during_s)
+        return (time.process_time() - began) / during_s
 
     def _run(self, num_requests: int, prompt_len: int, output_len: int) -> list[RequestOutput]:
         vocab_size = self._llm.config.vocab_size
         prompts = [[self._rng.randrange(vocab_size) for _ in range(prompt_len)] for _ in range(num_requests)]
         return self._llm.generate(prompts, _greedy(output_len), use_tqdm=False)
-
-    def _median(self, run: Callable[[], float], repeats: int = REPEATS) -> Speed:
-        found = []
-        for _ in range(repeats):
-            state = measure_state(self._context)
-            found.append(Speed(run(), state))
-        return sorted(found, key=lambda speed: speed.tokens_per_s)[len(found) // 2]
 
 
 def _greedy(max_tokens: int) -> SamplingParams:

@@ -23,7 +23,7 @@ NARROW = ("SmolLM2 q k v", "SmolLM2 output", "SmolLM2 down")  # 576 and 960: few
 SMALL = ("SmolLM2 gate", "SmolLM2 down")  # below 2 MB in every format
 LARGE = ("Qwen-0.5B gate", "Qwen-1.5B gate")  # 4 MB and more in bf16 and 8 bits
 MANY_ROWS = (128, 512)
-REPEATS = 3
+REPEATS = 5
 
 
 def measure(context: Context) -> Iterator[Gate]:
@@ -31,17 +31,16 @@ def measure(context: Context) -> Iterator[Gate]:
         yield _of_peak(context, f"bf16 GEMM, M >= 128, {name}", shapes, GGUFType.BF16, required)
     yield _channel(context)
     yield _of_peak(context, "int8 GEMM, M >= 128, groups of 32", WIDE, GGUFType.Q8_0, 0.62)
-    for kind in (GGUFType.BF16, GGUFType.Q8_0, GGUFType.Q4_1, GGUFType.Q5_0):
-        yield _of_bandwidth(context, f"GEMV M = 1, {kind.name}, under 2 MB", SMALL, kind, 0.85)
-    for kind in (GGUFType.BF16, GGUFType.Q8_0):
-        yield _of_bandwidth(context, f"GEMV M = 1, {kind.name}, from 4 MB", LARGE, kind, 0.92)
+    small = (GGUFType.BF16, GGUFType.Q8_0, GGUFType.Q4_1, GGUFType.Q5_0)
+    yield from _of_bandwidth(context, "under 2 MB", SMALL, small, 0.85)
+    yield from _of_bandwidth(context, "from 4 MB", LARGE, (GGUFType.BF16, GGUFType.Q8_0), 0.92)
 
 
 def _of_peak(context: Context, name: str, shapes: Sequence[str], kind: GGUFType, required: float) -> Gate:
     """The worst of the shapes and row counts."""
     found = [
         (figure.gops / (limits.bf16_gflops if kind is GGUFType.BF16 else limits.int8_gops), figure, limits)
-        for limits, figure in _figures(context, shapes, kind, MANY_ROWS)
+        for limits, figure in _figures(context, shapes, [kind], MANY_ROWS)
     ]
     return _worst("GEMM", name, found, required)
 
@@ -62,20 +61,25 @@ def _channel(context: Context) -> Gate:
     return Gate("GEMM", "int8 GEMM, M >= 128, per channel", "%", 0.82, share, state, of_floor=share, note=note)
 
 
-def _of_bandwidth(context: Context, name: str, shapes: Sequence[str], kind: GGUFType, required: float) -> Gate:
+def _of_bandwidth(
+    context: Context, size: str, shapes: Sequence[str], kinds: Sequence[GGUFType], required: float
+) -> Iterator[Gate]:
+    """The worst of the shapes, for each kind; all kinds of a shape take turns."""
     found = [
         (figure.weight_gb_per_s / limits.read_gb_per_s, figure, limits)
-        for limits, figure in _figures(context, shapes, kind, (1,))
+        for limits, figure in _figures(context, shapes, kinds, (1,))
     ]
-    return _worst("GEMV", name, found, required)
+    for kind in kinds:
+        own = [entry for entry in found if entry[1].type == kind.name]
+        yield _worst("GEMV", f"GEMV M = 1, {kind.name}, {size}", own, required)
 
 
 def _figures(
-    context: Context, shapes: Sequence[str], kind: GGUFType, rows: Sequence[int]
+    context: Context, shapes: Sequence[str], kinds: Sequence[GGUFType], rows: Sequence[int]
 ) -> Iterator[tuple[Limits, Figure]]:
     for shape in SHAPES:
         if shape.name in shapes:
-            limits, figures = measure_shape(context, shape, [kind], rows, REPEATS, peers=False)
+            limits, figures = measure_shape(context, shape, kinds, rows, REPEATS, peers=False)
             yield from ((limits, figure) for figure in figures)
 
 
