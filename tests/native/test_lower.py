@@ -59,9 +59,10 @@ def of_type(text: ProgramText, kind: type[Op]) -> list[Op]:
 def test_a_llama_layer_is_fused_and_waits_only_where_it_must() -> None:
     first = "Embed | RmsNorm RotaryTable | Linear Linear Linear | RopeKv | Attention | Quantize | Linear |"
     layer = "RmsNorm | Linear Linear Linear | RopeKv | Attention | Quantize | Linear |"
+    last = "RmsNorm | Linear Linear Linear | RopeKv | Attention | SelectRows SelectRows | Quantize | Linear |"
     feed_forward = "RmsNorm | GatedLinear | Linear |"
-    end = "SelectRows | RmsNorm | Sample"
-    layers = [first, feed_forward, *[layer, feed_forward] * (LLAMA.num_layers - 1)]
+    end = "RmsNorm | Sample"
+    layers = [first, feed_forward, *[layer, feed_forward] * (LLAMA.num_layers - 2), last, feed_forward]
     assert names(lowered("llama")) == " ".join([*layers, end])
 
 
@@ -70,7 +71,10 @@ def test_gemma_adds_its_second_norms_to_the_stream() -> None:
     norms = of_type(text, op.RmsNorm)
     stream = of_type(text, op.Embed)[0].dst
     assert [norm.accumulate for norm in norms] == [False, True] * (2 * FAMILIES["gemma3"]().num_layers) + [False]
-    assert all(norm.dst == stream for norm in norms if norm.accumulate)
+    selected = of_type(text, op.SelectRows)[1]
+    assert selected.src == stream
+    streams = [norm.dst for norm in norms if norm.accumulate]
+    assert streams == [stream] * (len(streams) - 2) + [selected.dst] * 2
     assert not any(linear.accumulate for linear in of_type(text, op.Linear))
     assert all(rope.q_norm and rope.k_norm and rope.epsilon == 1e-6 for rope in of_type(text, op.RopeKv))
 
@@ -234,7 +238,7 @@ def heads_that_do_not_match(draft: Draft) -> None:
         (convolution, "Convolution"),
         (add_of_a_gate, "Add here: a Gate"),
         (add_of_what_is_used_twice, "Add here: what is added must be used nowhere else"),
-        (stream_used_after_the_add, "Embed here: its value is needed where it is not kept"),
+        (stream_used_after_the_add, "SelectRows here: its value is needed where it is not kept"),
         (doubling, "Add"),
         (gate_with_a_bias, "Gate here: its inputs must be linears without bias"),
         (rotated_stream, "Rope here: only queries and keys"),

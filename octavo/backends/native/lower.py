@@ -9,6 +9,7 @@ instruction. What is folded:
     gate and up linears -> gate          one product of two matrices, which writes the operand of the next linear
     linear, norm or moe -> add           added to the residual stream in place
 
+Rows that need no logits are left out as soon as the last layer's keys and values are stored (`select_rows_early`).
 `RULES` has one short function for each operation of the vocabulary. A graph that asks for more raises
 `UnsupportedModelError` naming the operation.
 """
@@ -25,6 +26,7 @@ from octavo.backends.native.instructions import Buffer, BufferKind, Operation, P
 from octavo.backends.native.placement import place
 from octavo.errors import UnsupportedModelError
 from octavo.graph import ops
+from octavo.graph.early_selection import inputs_of, select_rows_early
 from octavo.graph.trace import Graph
 from octavo.quant.gguf import Layout
 
@@ -43,6 +45,7 @@ def lower(graph: Graph, layouts: Mapping[str, Layout]) -> ProgramText:
 
     Raises `UnsupportedModelError` naming the operation that has no place in a native program.
     """
+    graph = select_rows_early(graph)
     lowering = _Lowering(graph, layouts)
     for node in graph.nodes:
         rule = RULES.get(type(node))
@@ -60,7 +63,7 @@ class _Lowering:
         self.operations: list[Operation] = []
         self.users: defaultdict[ops.Tensor, list[ops.Tensor]] = defaultdict(list)
         for node in graph.nodes:
-            for source in _inputs(node):
+            for source in inputs_of(node).values():
                 self.users[source].append(node)
         self._layouts = layouts
         self._matrices: dict[ops.Tensor, int] = {}
@@ -357,21 +360,6 @@ RULES: Mapping[type[ops.Tensor], Callable[[_Lowering, Any], None]] = {
     ops.SelectRows: _lower_select_rows,
     ops.Logits: _lower_logits,
 }
-
-
-def _inputs(node: ops.Tensor) -> tuple[ops.Tensor, ...]:
-    match node:
-        case ops.Embed():
-            return ()
-        case ops.Add():
-            return (node.x, node.y)
-        case ops.Gate():
-            return (node.gate, node.up)
-        case ops.Attention():
-            return (node.q, node.k, node.v)
-        case ops.RmsNorm() | ops.HeadNorm() | ops.Linear() | ops.Moe() | ops.Rope() | ops.SelectRows() | ops.Logits():
-            return (node.x,)
-    return ()
 
 
 def _refuse(node: ops.Tensor, reason: str) -> NoReturn:
