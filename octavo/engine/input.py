@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex
 from octavo.config import DEFAULT_MAX_LOGPROBS
 from octavo.engine.answer_rules import AnswerRules
 from octavo.engine.bad_words import bad_word_tokens
+from octavo.engine.bans import bans_of
 from octavo.engine.seeds import seed_of_request
 from octavo.engine.truncation import Truncation
 from octavo.errors import ContextLengthError, InvalidValueError, UnsupportedParameterError
@@ -176,8 +177,8 @@ class InputProcessor:
     ) -> Request:
         self._check_prompt_length(len(token_ids))
         self._check_sampling(sampling)
-        constraint = self._rules(sampling) if rules is None else rules
-        if constraint is not None and sampling.use_beam_search:
+        rules = self._rules(sampling) if rules is None else rules
+        if rules is not None and sampling.use_beam_search:
             raise UnsupportedParameterError(
                 "use_beam_search cannot be had together with tools, a reasoning budget or a form of the answer",
                 param="use_beam_search",
@@ -194,10 +195,14 @@ class InputProcessor:
             arrival_time=time.monotonic(),
             prompt=prompt,
             bad_words=bad_word_tokens(sampling.bad_words, self._tokenizer),
-            constraint=constraint,
         )
         _check_first_token(request)
-        return request
+        return replace(request, constraint=self._with_bans(rules, request))
+
+    def _with_bans(self, rules: AnswerRules | None, request: Request) -> AnswerRules | None:
+        """The rules, and what else the request forbids where both together could leave no token."""
+        bans = bans_of(request, self._vocab_size, has_form=rules is not None and rules.form is not None)
+        return rules if bans is None else replace(rules or AnswerRules(), bans=bans)
 
     def _rules(self, sampling: SamplingParams) -> AnswerRules | None:
         """What the answer has to keep to. Tokens whose log probabilities are wanted are sampled one by one."""

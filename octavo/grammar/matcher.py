@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from octavo.errors import InvalidValueError
@@ -19,23 +20,28 @@ class Matcher:
     `param` is the request field that asked for the form.
     """
 
-    __slots__ = ("_param", "library")
+    __slots__ = ("library", "param")
 
     def __init__(self, library: LLMatcher, param: str) -> None:
         self.library = library
-        self._param = param
+        self.param = param
 
     def accept(self, token_id: int) -> None:
         """Raises `InvalidValueError` if the form does not allow this token here, or has grown too complex."""
         if not self.library.consume_token(token_id):
             raise self._refusal()
 
-    def take_forced(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that the form leaves no choice about; they are accepted already."""
-        forced = self.library.compute_ff_tokens()[:limit]
-        if forced and not self.library.consume_tokens(forced):
+    def allows(self, token_id: int) -> bool:
+        """Whether this token may come next."""
+        return self.library.validate_tokens([token_id]) == 1
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that the form leaves no choice about; `accept_all` takes them, or the first of them."""
+        return tuple(self.library.compute_ff_tokens())
+
+    def accept_all(self, token_ids: Sequence[int]) -> None:
+        if token_ids and not self.library.consume_tokens(list(token_ids)):
             raise self._refusal()
-        return tuple(forced)
 
     @property
     def ended(self) -> bool:
@@ -50,7 +56,7 @@ class Matcher:
         """Why it cannot go on."""
         reason = spoken(self.library.get_error()) or "a token came that it does not allow"
         return InvalidValueError(
-            f"{self._param}: the answer cannot follow its form any further: {reason}",
-            param=self._param,
+            f"{self.param}: the answer cannot follow its form any further: {reason}",
+            param=self.param,
             code=_TOO_COMPLEX,
         )

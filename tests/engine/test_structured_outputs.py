@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +80,49 @@ def test_a_form_that_cannot_be_enforced_is_refused_and_the_engine_goes_on(llm: L
 
 def test_a_form_that_shuts_out_every_allowed_token_fails_its_request_alone(llm: LLM) -> None:
     form = StructuredOutputsParams(choice=["yes"])
-    with pytest.raises(InvalidValueError, match="cannot follow"):
-        llm.generate("A:", SamplingParams(allowed_token_ids=[5], logprobs=0, structured_outputs=form))
+    for logprobs in (None, 0):
+        sampling = SamplingParams(allowed_token_ids=[5], logprobs=logprobs, structured_outputs=form)
+        with pytest.raises(InvalidValueError, match=r"allowed_token_ids and structured_outputs.choice") as refused:
+            llm.generate("A:", sampling)
+        assert refused.value.code == "no_token_left"
     assert llm.generate("A:", SamplingParams(max_tokens=1))
+
+
+def ids_of(llm: LLM, text: str) -> tuple[int, ...]:
+    return tuple(llm._engine.tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_words_that_are_forbidden_are_not_forced_either(llm: LLM, logprobs: int | None) -> None:
+    """What the form demands is then spelled with other tokens."""
+    word = ids_of(llm, "Name")
+    form = StructuredOutputsParams(regex="(My)?NameIs(Ann|Bob)")
+    for bad_words in ((), ("Name",)):
+        sampling = SamplingParams(temperature=0, bad_words=bad_words, logprobs=logprobs, structured_outputs=form)
+        answer = llm.generate("A:", sampling)[0].outputs[0]
+        assert re.fullmatch(form.regex or "", answer.text) and answer.finish_reason == "stop"
+        ids = answer.token_ids
+        assert any(ids[i : i + len(word)] == word for i in range(len(ids))) != bool(bad_words)
+
+
+def test_a_bias_leaves_what_a_form_demands(llm: LLM) -> None:
+    form = StructuredOutputsParams(regex="Name")
+    for logprobs in (None, 0):
+        sampling = SamplingParams(
+            logit_bias=dict.fromkeys(ids_of(llm, "Name"), -100), logprobs=logprobs, structured_outputs=form
+        )
+        assert llm.generate("A:", sampling)[0].outputs[0].text == "Name"
+
+
+def test_an_answer_ends_with_an_error_where_no_token_is_left(llm: LLM) -> None:
+    """Not with a token that is forbidden. The other request in the batch goes on."""
+    (the,) = ids_of(llm, " the")
+    narrow = SamplingParams(allowed_token_ids=[the], bad_words=["the the the"], max_tokens=5)
+    assert llm.generate("A:", replace(narrow, max_tokens=2))[0].outputs[0].token_ids == (the, the)
+    with pytest.raises(InvalidValueError, match=r"after 2 tokens .* bad_words and allowed_token_ids forbid") as refused:
+        llm.generate(["A:", "B:"], [narrow, SamplingParams(max_tokens=5)])
+    assert (refused.value.param, refused.value.code) == ("bad_words", "no_token_left")
+    form = StructuredOutputsParams(regex="( the){3}")
+    with pytest.raises(InvalidValueError, match=r"bad_words and structured_outputs.regex forbid"):
+        every = [" the", "the", "t", " t", " ", "th", " th", "h", "he", "e"]
+        llm.generate("A:", SamplingParams(bad_words=every, structured_outputs=form))

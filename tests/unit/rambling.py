@@ -46,7 +46,9 @@ def ramble(form: CompiledForm, rng: random.Random, *, jumps: bool = True, most: 
         matcher.accept(token_id)
         token_ids.append(token_id)
         if jumps and not matcher.ended:
-            token_ids += matcher.take_forced(most)
+            forced = matcher.forced()[:most]
+            matcher.accept_all(forced)
+            token_ids += forced
     return TOKENIZER.decode(token_ids, skip_special_tokens=False) if len(token_ids) < most else None
 
 

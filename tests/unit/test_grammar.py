@@ -253,11 +253,15 @@ def test_structural_tags_in_both_spellings() -> None:
 
 def test_forced_tokens_are_the_tokenizer_s_own() -> None:
     matcher = of(json={"type": "object", "properties": {"name": {"const": "Ada"}}, "required": ["name"]}).matcher()
-    forced = matcher.take_forced(100)
+    forced = matcher.forced()
     assert (
         list(forced) == TOKENIZER.encode('{"name": "Ada"', add_special_tokens=False)[: len(forced)] and len(forced) > 1
     )
-    assert of(choice=["yes"]).matcher().take_forced(0) == ()
+    matcher.accept_all(())
+    assert matcher.forced() == forced
+    matcher.accept_all(forced[:1])
+    assert matcher.forced() == forced[1:]
+    assert matcher.allows(forced[1]) and not matcher.allows(forced[0])
 
 
 def test_masks_of_many_answers_at_once() -> None:
