@@ -11,6 +11,9 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, cast
 
+from octavo.chat.format import chat_format
+from octavo.chat.plan import ChatPlan
+from octavo.chat.preparation import ChatPreparer, ChatQuestion
 from octavo.config import DEFAULT_MODEL, EngineArgs, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.choices import best_first, fan_out
@@ -23,6 +26,7 @@ from octavo.errors import ConfigError, EngineDeadError, InvalidValueError, Reque
 from octavo.request import CompletionOutput, OutputDelta, Request, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.step import TokenLogprobs
+from octavo.tools.choice import choice_of, tools_in
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -84,14 +88,40 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
         priority: int | Sequence[int] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of several. `template_kwargs` go to the chat template."""
+        """Answers one conversation, or each of several.
+
+        Each answer has, beside its `text`, its `reasoning`, `content` and `tool_calls`, read and enforced as the server
+        does. `tools` and `tool_choice` are OpenAI's; `template_kwargs` go to the chat template.
+        """
+        offered = tools_in(tools or ())
+        choice = choice_of(tool_choice, offered, several=True)
+        source = self._engine.tokenizer.chat_template if chat_template is None else chat_template
+        preparer = ChatPreparer(self._engine.input, self._engine.tokenizer, chat_format(source, None, None))
+        plans: dict[str, ChatPlan] = {}
 
         def request(conversation: Sequence[Message], sampling: SamplingParams) -> Request:
-            return self._engine.input.from_messages(conversation, sampling, **template_kwargs)
+            question = ChatQuestion(
+                conversation,
+                tools=(tools or ()) if tool_choice != "none" else (),
+                choice=choice,
+                structured=sampling.structured_outputs,
+                form_param="" if sampling.structured_outputs is None else sampling.structured_outputs.param,
+                template_kwargs=template_kwargs,
+                chat_template=chat_template,
+                continue_final_message=continue_final_message,
+            )
+            chat = preparer.prepare(question, sampling)
+            plans[chat.request.request_id] = chat.plan
+            return chat.request
 
-        return self._run(_as_conversations(messages), sampling_params, request, "messages", use_tqdm, priority)
+        outputs = self._run(_as_conversations(messages), sampling_params, request, "messages", use_tqdm, priority)
+        return [_told_apart(output, plans[output.request_id]) for output in outputs]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for prompts without any: the defaults of the model's generation config."""
@@ -234,6 +264,21 @@ def _output(request: Request, answers: Sequence[_Collector]) -> RequestOutput:
         answers[0].last.num_cached_tokens,
         answers[0].last.times,
         (None, *answers[0].prompt_logprobs) if request.sampling.prompt_logprobs is not None else (),
+    )
+
+
+def _told_apart(output: RequestOutput, plan: ChatPlan) -> RequestOutput:
+    """With the parts of each answer."""
+    return replace(output, outputs=tuple(_with_parts(completion, plan) for completion in output.outputs))
+
+
+def _with_parts(completion: CompletionOutput, plan: ChatPlan) -> CompletionOutput:
+    parts = plan.parts_of(completion.text)
+    return replace(
+        completion,
+        reasoning=parts.reasoning or None,
+        content=None if parts.tool_calls and not parts.content else parts.content,
+        tool_calls=parts.tool_calls,
     )
 
 

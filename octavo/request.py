@@ -93,10 +93,19 @@ class PlacedLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool in an answer; `arguments` is JSON text, which may be cut where the answer was."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One finished answer. `logprobs`, if asked for, has one entry for each of `token_ids`.
 
     `cumulative_logprob` is the log probability of all of them, known with `logprobs`, `best_of` and beam search.
+    Of a chat `text` is told apart: `reasoning`, `content` (None for calls alone) and `tool_calls`.
     """
 
     index: int
@@ -106,6 +115,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     cumulative_logprob: float | None = None
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class OutputDelta(NamedTuple):

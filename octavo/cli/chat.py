@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.chat.reader import ChatPart, ChoiceReader, Reasoning, put_together
 from octavo.cli.flags import EngineFlags, Model, SamplingFlags, fresh_seed, model_or_default
 from octavo.errors import RequestError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
+from octavo.tools.reader import Content
 
 if TYPE_CHECKING:
+    from octavo.chat.preparation import ChatQuestion
     from octavo.cli.local_engine import LocalEngine
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 _HELP = """\
 /clear   forget the conversation
@@ -58,6 +63,7 @@ class Conversation:
 
     def __init__(self, engine: LocalEngine, params: SamplingParams, system: str | None) -> None:
         self._engine = engine
+        self._preparer = engine.chat_preparer()
         self._params = params
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._turns: list[dict[str, str]] = []
@@ -68,23 +74,69 @@ class Conversation:
     def answer(self, text: str) -> None:
         """Prints the answer as it comes. Ctrl-C stops it; what was said so far stays in the conversation."""
         question = {"role": "user", "content": text}
-        request = self._engine.input.from_messages([*self._system, *self._turns, question], self._params)
-        pieces: list[str] = []
+        chat = self._preparer.prepare(self._asking(question), self._params)
+        told = _ToldAnswer(chat.plan.reader())
         began, num_tokens = time.monotonic(), 0
         first: float | None = None
         try:
-            with closing(self._engine.stream(request)) as deltas:
+            with closing(self._engine.stream(chat.request)) as deltas:
                 for delta in deltas:
                     first = first or time.monotonic()
-                    pieces.append(delta.text)
                     num_tokens = delta.num_output_tokens
-                    print(delta.text, end="", flush=True)
+                    told.append(delta.text)
+            told.finish()
         except KeyboardInterrupt:
             print(" [stopped]", end="", file=sys.stderr)
         print()
-        self._turns += [question, {"role": "assistant", "content": "".join(pieces)}]
+        self._turns += [question, told.turn()]
         if sys.stdin.isatty() and first is not None:
             print(_speed(num_tokens, first - began, time.monotonic() - first), file=sys.stderr)
+
+    def _asking(self, question: dict[str, str]) -> ChatQuestion:
+        from octavo.chat.preparation import ChatQuestion
+
+        return ChatQuestion([*self._system, *self._turns, question])
+
+
+class _ToldAnswer:
+    """An answer on its way to stdout: its reasoning dimmed, and only where somebody watches."""
+
+    def __init__(self, reader: ChoiceReader) -> None:
+        self._reader = reader
+        self._parts: list[ChatPart] = []
+        self._dims = sys.stdout.isatty()
+        self._reasoned = False
+
+    def append(self, text: str) -> None:
+        self._tell(self._reader.append(text))
+
+    def finish(self) -> None:
+        self._tell(self._reader.flush())
+
+    def turn(self) -> dict[str, str]:
+        """The answer as a message of the conversation."""
+        parts = put_together(self._parts)
+        reasoning = {"reasoning_content": parts.reasoning} if parts.reasoning else {}
+        return {"role": "assistant", "content": parts.content, **reasoning}
+
+    def _tell(self, parts: list[ChatPart]) -> None:
+        self._parts += parts
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self._tell_reasoning(part.text)
+            elif isinstance(part, Content):
+                self._tell_content(part.text)
+
+    def _tell_reasoning(self, text: str) -> None:
+        self._reasoned = self._dims
+        if self._dims:
+            print(f"{_DIM}{text}{_PLAIN}", end="", flush=True)
+
+    def _tell_content(self, text: str) -> None:
+        if self._reasoned:
+            print("\n")
+        self._reasoned = False
+        print(text, end="", flush=True)
 
 
 def _speed(num_tokens: int, first_s: float, others_s: float) -> str:

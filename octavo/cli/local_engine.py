@@ -7,6 +7,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
+from octavo.chat.format import chat_format
+from octavo.chat.preparation import ChatPreparer
 from octavo.cli.progress import ProgressReport
 from octavo.config import EngineArgs
 from octavo.engine.build import build_engine
@@ -32,6 +34,11 @@ class LocalEngine:
     @property
     def has_chat_template(self) -> bool:
         return self._engine.tokenizer.has_chat_template
+
+    def chat_preparer(self) -> ChatPreparer:
+        """For chats as the model's template has them."""
+        tokenizer = self._engine.tokenizer
+        return ChatPreparer(self._engine.input, tokenizer, chat_format(tokenizer.chat_template, None, None))
 
     def stream(self, request: Request) -> Generator[OutputDelta, None, None]:
         """The answer as it comes; closing the generator stops it. One at a time. Raises what the answer ended with."""

@@ -148,7 +148,7 @@ def serve(
     ] = LogLevel.WARNING,
 ) -> None:
     """Serve a model over the OpenAI API."""
-    from octavo.server.chat_format import chat_format
+    from octavo.chat.format import chat_format
     from octavo.server.listen import bind
     from octavo.server.logs import configure_logging
 

@@ -66,7 +66,7 @@ class RuledAnswer:
             raise bans.refusal(None if self.matcher is None else self.matcher.param)
 
     def _take_formal(self, limit: int) -> tuple[int, ...]:
-        """What the form leaves no choice about, up to where another spelling has to be found for it."""
+        """What the form leaves no choice about, up to the first token that is banned."""
         if self.matcher is None or not self._jumps:
             return ()
         forced = self.matcher.forced()[:limit]

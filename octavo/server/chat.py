@@ -10,13 +10,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from octavo import request as engine_request
+from octavo.chat.plan import ChatPlan
+from octavo.chat.preparation import PreparedChat
 from octavo.errors import RequestError
 from octavo.reasoning.count import ReasoningCount
 from octavo.server.answers import collect, stream_choices, with_reasoning_counted
 from octavo.server.body import read_body
 from octavo.server.chat_answers import ChatShape, chat_completion, chat_events
-from octavo.server.chat_plan import ChatPlan
-from octavo.server.chat_preparation import plan_of, render_chat, rules_of, tools_to_call, with_markers_shown
+from octavo.server.chat_preparation import preparer_for, question_of
 from octavo.server.chat_wire import ChatRequest
 from octavo.server.chunks import Chunks
 from octavo.server.disconnect import unless_client_leaves
@@ -48,7 +49,8 @@ async def create_chat_completion(request: Request) -> Response:
     service.check_queue()
     terms = service.terms_of(request, body)
     compiles = body.form_field is not None or bool(body.tools)
-    prepared, plan = await prepare(lambda: _prepare(service, body, terms), received.num_bytes, compiles=compiles)
+    chat = await prepare(lambda: _prepare(service, body, terms), received.num_bytes, compiles=compiles)
+    prepared, plan = chat.request, chat.plan
     service.check_queue([prepared])
     deltas = stream_choices(service.engine, [prepared])
     if plan.markers is not None:
@@ -80,25 +82,16 @@ def _reasoning_count(service: Service, plan: ChatPlan) -> ReasoningCount:
     return ReasoningCount(plan.markers, plan.state, service.engine.tokenizer.token_bytes)
 
 
-def _prepare(service: Service, body: ChatRequest, terms: Terms) -> tuple[engine_request.Request, ChatPlan]:
-    messages = body.template_messages()
+def _prepare(service: Service, body: ChatRequest, terms: Terms) -> PreparedChat:
     max_tokens = body.max_completion_tokens or body.max_tokens or service.default_max_tokens
     sampling = body.sampling_params(max_tokens, service.sampling_defaults, logprobs=body.num_logprobs)
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
-    if service.settings.log_requests:
-        logger.info("%s: messages=%r %r", request_id, messages, sampling)
     try:
-        choice = tools_to_call(service, body)
-        prompt = render_chat(service, body, messages)
-        plan = plan_of(service, body, choice, prompt)
-        prepared = service.engine.input.from_rendered(
-            prompt,
-            sampling if not plan.marked_by else with_markers_shown(sampling, plan, service.engine.tokenizer),
-            request_id=request_id,
-            truncation=body.truncation,
-            rules=rules_of(service, body, plan, sampling),
-        )
-        return terms.applied_to(replace(prepared, unstopped=plan.reasoning)), plan
+        question = question_of(body, strict=service.settings.strict_fields)
+        if service.settings.log_requests:
+            logger.info("%s: messages=%r %r", request_id, question.messages, sampling)
+        chat = preparer_for(service, body).prepare(question, sampling, request_id=request_id)
+        return replace(chat, request=terms.applied_to(chat.request))
     except RequestError as error:
         error.param = _FIELDS.get(error.param or "", error.param)
         raise body.renamed(error) from None

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from octavo.chat.plan import ChatPlan
+from octavo.chat.reader import ChoiceReader
 from octavo.request import OutputDelta
 from octavo.server.answers import Answer, Choice, ChoiceDelta, UsageMeter
 from octavo.server.chat_parts import delta_of, message_of
-from octavo.server.chat_plan import ChatPlan
-from octavo.server.chat_reader import ChoiceReader
 from octavo.server.chunks import Chunks, compact
 from octavo.server.logprobs import ShownLogprobs, Spelling, chat_logprobs, prompt_logprobs
 

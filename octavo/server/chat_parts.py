@@ -7,7 +7,7 @@ import string
 import uuid
 from collections.abc import Sequence
 
-from octavo.server.chat_reader import ChatPart, Reasoning
+from octavo.chat.reader import ChatPart, Reasoning, put_together
 from octavo.tools.reader import CallArguments, CallBegin, Content
 
 Fields = dict[str, object]
@@ -30,25 +30,16 @@ def delta_of(part: ChatPart, *, short_ids: bool) -> Fields:
 
 def message_of(parts: Sequence[ChatPart], echoed: str, *, short_ids: bool) -> Fields:
     """The whole message; `echoed` text comes before its content. Calls alone have no content."""
-    content = echoed + "".join(part.text for part in parts if isinstance(part, Content))
-    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    answer = put_together(parts)
+    content, reasoning = echoed + answer.content, answer.reasoning
     calls = [
-        {
-            "id": _call_id(short_ids),
-            "type": "function",
-            "function": {"name": part.name, "arguments": _arguments(parts, part.index)},
-        }
-        for part in parts
-        if isinstance(part, CallBegin)
+        {"id": _call_id(short_ids), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.tool_calls
     ]
     message: Fields = {"role": "assistant", "content": None if calls and not content else content, "refusal": None}
     if reasoning:
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     return message | ({"tool_calls": calls} if calls else {})
-
-
-def _arguments(parts: Sequence[ChatPart], index: int) -> str:
-    return "".join(part.text for part in parts if isinstance(part, CallArguments) and part.index == index)
 
 
 def _call_id(short: bool) -> str:

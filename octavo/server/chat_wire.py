@@ -9,8 +9,9 @@ from pydantic import Field
 from octavo.errors import InvalidValueError, UnsupportedParameterError
 from octavo.server import unsupported
 from octavo.server.structured_wire import StructuredFields
-from octavo.server.tool_wire import ToolCall, ToolDefinition, choice_of, rendered, rendered_call, tools_of
+from octavo.server.tool_wire import ToolCall, ToolDefinition, rendered, rendered_call, tools_of
 from octavo.server.wire import Array, WireModel
+from octavo.tools.choice import choice_of
 from octavo.tools.tool import ToolChoice
 
 # Names that the chat template's caller sets itself.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
+from octavo.chat.format import ChatFormat, chat_format
 from octavo.config import EngineConfig
 from octavo.errors import EngineDeadError, ShuttingDownError, UnknownModelError
 from octavo.metrics.http_totals import HttpTotals
@@ -17,7 +18,6 @@ from octavo.metrics.prometheus import Exposition
 from octavo.metrics.totals import EngineTotals
 from octavo.request import Request
 from octavo.server.auth import api_key_of
-from octavo.server.chat_format import ChatFormat, chat_format
 from octavo.server.settings import ServerSettings
 from octavo.server.terms import Terms, served_tier, terms_of
 from octavo.server.wire import SamplingFields

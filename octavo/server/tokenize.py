@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.errors import InvalidValueError
 from octavo.server.body import read_body
-from octavo.server.chat_preparation import render_chat
+from octavo.server.chat_preparation import preparer_for, question_of
 from octavo.server.chat_wire import ChatMessage, ChatRequest
 from octavo.server.logprobs import Spelling
 from octavo.server.openapi import json_body
@@ -120,4 +120,4 @@ async def render(request: Request) -> Response:
 
 
 def _render(service: Service, body: ChatRequest) -> str:
-    return render_chat(service, body, body.template_messages())
+    return preparer_for(service, body).render(question_of(body, strict=service.settings.strict_fields))

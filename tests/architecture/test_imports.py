@@ -15,9 +15,10 @@ ROOT = Path(octavo.__file__).parent
 # For each package, the packages it may import. "root" stands for the modules directly in octavo/ that hold plain
 # dataclasses, errors and configuration.
 ALLOWED = {
-    "cli": {"root", "llm", "server", "engine", "metrics", "weights", "backends", "tokenizer"},
-    "server": {"root", "engine", "metrics", "tokenizer", "grammar", "reasoning", "tools"},
-    "llm": {"root", "engine", "metrics"},
+    "cli": {"root", "llm", "chat", "tools", "server", "engine", "metrics", "weights", "backends", "tokenizer"},
+    "server": {"root", "chat", "engine", "metrics", "tokenizer", "grammar", "reasoning", "tools"},
+    "llm": {"root", "chat", "engine", "metrics", "tools"},
+    "chat": {"root", "engine", "grammar", "reasoning", "tokenizer", "tools"},
     "engine": {
         "root",
         "scheduler",

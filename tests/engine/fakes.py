@@ -221,6 +221,7 @@ class FakeTokenizer:
     bos_token_id: int | None = None
     eos_token_ids = frozenset({EOS})
     has_chat_template = True
+    chat_template = None
 
     def __init__(self, poison: int | None = None) -> None:
         self._poison = poison

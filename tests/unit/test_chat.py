@@ -55,3 +55,37 @@ def test_a_terminal_sees_the_speed_and_a_pipe_does_not(
         captured = capsys.readouterr()
         assert captured.out == "xyz\n"
         assert ("first after" in captured.err) is shown
+
+
+THINKING = "{% for m in messages %}{{ m.get('reasoning_content', '') }}{{ m.content }}{% endfor %}<think>{# </think> #}"
+
+
+def test_reasoning_is_dimmed_for_who_watches_and_left_out_of_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in the conversation as what it was."""
+    for stdout, shown in ((Terminal(), "\x1b[2mIt rains.\x1b[0m\n\nTake a coat.\n"), (io.StringIO(), "Take a coat.\n")):
+        engine = FakeEngine(chat_template=THINKING)
+        engine.executor.says = "It rains.</think>\n\nTake a coat."
+        use(monkeypatch, engine)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Coat?\nSure?\n"))
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit):
+            main.main(["chat", "m"])
+        told = stdout.getvalue().replace("\x1b[0m\x1b[2m", "")
+        assert told == shown * 2
+
+
+def test_what_was_reasoned_is_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(chat_template=THINKING)
+    engine.executor.says = "Hm.</think>Yes."
+    use(monkeypatch, engine)
+    rendered: list[str] = []
+    render = engine.engine.input.render
+    monkeypatch.setattr(
+        engine.engine.input,
+        "render",
+        lambda *given, **kwargs: rendered.append(render(*given, **kwargs)) or rendered[-1],
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("A?\nB?\n"))
+    with pytest.raises(SystemExit):
+        main.main(["chat", "m"])
+    assert rendered == ["A?<think>", "A?Hm.Yes.B?<think>"]

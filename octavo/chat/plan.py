@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.chat.reader import AnswerParts, ChoiceReader, put_together
 from octavo.grammar.definition import form_of
 from octavo.grammar.forms import Chain, Form, FreeUntil, Marker, OneOf, Regex
 from octavo.reasoning.markers import ReasoningMarkers, ReasoningState
 from octavo.reasoning.passage import ReasoningSpan
 from octavo.reasoning.splitter import ReasoningSplitter
-from octavo.server.chat_reader import ChoiceReader
 from octavo.structured_outputs import StructuredOutputsParams
 from octavo.tools.call_forms import answer_form
 from octavo.tools.format import ToolFormat
@@ -63,6 +63,11 @@ class ChatPlan:
         splitter = ReasoningSplitter(self.markers, self.state) if self.markers is not None and self.reasons else None
         calls = None if self.choice is None else ToolCallReader(self.tool_format, required=self.choice.required)
         return ChoiceReader(splitter, calls, shows_reasoning=self.shows_reasoning)
+
+    def parts_of(self, text: str) -> AnswerParts:
+        """The parts of a whole answer."""
+        reader = self.reader()
+        return put_together([*reader.append(text), *reader.flush()])
 
 
 def _after_reasoning(form: Form, markers: ReasoningMarkers, state: ReasoningState) -> Form:

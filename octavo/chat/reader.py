@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.reasoning.splitter import ReasoningSplitter, SplitText
-from octavo.request import FinishReason
+from octavo.request import FinishReason, ToolCall
 from octavo.tools.reader import CallArguments, CallBegin, Content, ToolCallReader
 
 
@@ -49,3 +50,25 @@ class ChoiceReader:
         if split.content:
             parts += [Content(split.content)] if self._calls is None else self._calls.append(split.content)
         return parts
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """A whole answer, told apart."""
+
+    reasoning: str
+    content: str
+    tool_calls: tuple[ToolCall, ...]
+
+
+def put_together(parts: Sequence[ChatPart]) -> AnswerParts:
+    """The pieces that a reader told, each kind in one."""
+
+    def arguments(index: int) -> str:
+        return "".join(part.text for part in parts if isinstance(part, CallArguments) and part.index == index)
+
+    return AnswerParts(
+        "".join(part.text for part in parts if isinstance(part, Reasoning)),
+        "".join(part.text for part in parts if isinstance(part, Content)),
+        tuple(ToolCall(part.name, arguments(part.index)) for part in parts if isinstance(part, CallBegin)),
+    )

@@ -1,0 +1,1 @@
+"""Chats, whoever asks: what a conversation makes of the prompt, the form of the answer, and how its text is read."""

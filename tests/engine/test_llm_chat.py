@@ -1,0 +1,78 @@
+"""`LLM.chat` tells the parts of answers apart, and enforces forms and calls, as the server does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo import LLM, SamplingParams, StructuredOutputsParams
+from octavo.errors import InvalidValueError
+from octavo.request import CompletionOutput, ToolCall
+from tests.server.fakes import FakeEngine
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+    "{# <tool_call> </think> #}{% if thinks %}<think>{% endif %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"const": "Oslo"}},
+                                                   "required": ["city"]}},
+}  # fmt: skip
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+QUESTION = [{"role": "user", "content": "Coat?"}]
+PARAMS = SamplingParams(max_tokens=200)
+
+
+def ask(says: str, sampling: SamplingParams = PARAMS, **kwargs: object) -> CompletionOutput:
+    fake = FakeEngine(chat_template=TEMPLATE)
+    fake.executor.says = says
+    with LLM.from_engine(fake.engine) as llm:
+        (output,) = llm.chat(QUESTION, sampling, **kwargs)  # type: ignore[arg-type]
+    return output.outputs[0]
+
+
+def test_plain_answers_are_content() -> None:
+    answer = ask("Yes.")
+    assert (answer.text, answer.content, answer.reasoning, answer.tool_calls) == ("Yes.", "Yes.", None, ())
+
+
+def test_reasoning_is_told_apart() -> None:
+    for says, thinks in (("<think>Rain.</think>\n\nYes.", False), ("Rain.</think>\n\nYes.", True)):
+        answer = ask(says, thinks=thinks)
+        assert (answer.text, answer.content, answer.reasoning) == (says, "Yes.", "Rain.")
+
+
+def test_calls_are_told_apart() -> None:
+    answer = ask(f"<think>Rain.</think>{CALL}", tools=[WEATHER])
+    assert answer.tool_calls == (ToolCall("weather", '{"city": "Oslo"}'),)
+    assert (answer.content, answer.reasoning) == (None, "Rain.")
+    assert ask(CALL).content == CALL, "without tools it is text"
+    assert ask(CALL, tools=[WEATHER], tool_choice="none").tool_calls == ()
+
+
+def test_calls_that_are_required_are_enforced() -> None:
+    (call,) = ask("<tool_call> no", tools=[WEATHER], tool_choice="required").tool_calls
+    assert call.name == "weather" and json.loads(call.arguments) == {"city": "Oslo"}
+
+
+def test_a_form_comes_after_the_reasoning() -> None:
+    sampling = SamplingParams(max_tokens=50, structured_outputs=StructuredOutputsParams(choice=["Yes", "No"]))
+    answer = ask("Rain.</think>No", sampling, thinks=True)
+    assert (answer.reasoning, answer.content) == ("Rain.", "No")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "param"),
+    [
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_malformed_tools_are_refused(kwargs: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        ask("x", **kwargs)
+    assert refused.value.param == param
