@@ -24,6 +24,12 @@ _CORPUS = [
 @cache
 def small_tokenizer(chat_template: str | None = None) -> octavo_tokenizer.Tokenizer:
     """EOS are the first two special tokens, the others are markers; `<think>` and `</think>` are single tokens."""
+    return load_tokenizer(small_tokenizer_metadata(chat_template))
+
+
+@cache
+def small_tokenizer_metadata(chat_template: str | None = None) -> dict[str, Any]:
+    """What a GGUF file of that tokenizer says."""
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -42,4 +48,4 @@ def small_tokenizer(chat_template: str | None = None) -> octavo_tokenizer.Tokeni
     }
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template
-    return load_tokenizer(metadata)
+    return metadata
