@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import mmap
 import struct
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 
-MetadataValue = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
+MetadataValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -151,8 +152,38 @@ _NUMBERS: dict[ValueType, np.dtype[np.generic]] = {
     ValueType.FLOAT64: np.dtype("<f8"),
 }
 
+_ARRAY_CODES = {kind: dtype.char for kind, dtype in _NUMBERS.items()}  # `array` and numpy name C's types alike
+
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+
+
+class Strings(Sequence[str]):
+    """An array of strings in the bytes it has in a file, decoded each time it is asked for.
+
+    A vocabulary has hundreds of thousands; as Python strings they would take ten times their bytes.
+    """
+
+    __slots__ = ("_ends", "_stored")
+
+    def __init__(self, stored: bytes, ends: array[int]) -> None:
+        self._stored = stored  # before each string its length, in 8 bytes
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        positions = range(len(self._ends))[index]
+        return self._at(positions) if isinstance(positions, int) else [self._at(position) for position in positions]
+
+    def _at(self, position: int) -> str:
+        start = (self._ends[position - 1] if position else 0) + _U64.size
+        return self._stored[start : self._ends[position]].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +197,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file: `metadata` by key (copied out), `tensors` by name (mapped).
+    """An open GGUF file: `metadata` by key (copied out, arrays compactly), `tensors` by name (mapped).
 
     `close()` lets go of the file; it is unmapped once nobody holds a tensor's data any more.
     Raises `ModelNotFoundError`, `ModelFileError`, or `UnsupportedModelError` (big-endian, a tensor type unknown here).
@@ -183,6 +214,7 @@ class GGUFFile:
             table = _read_tensor_table(reader, num_tensors)
             self.alignment = _alignment(reader, self.metadata)
             self.tensors: Mapping[str, GGUFTensor] = _map_tensors(reader, table, self.alignment)
+            mapped.madvise(mmap.MADV_DONTNEED, 0, reader.position)
         except ModelError:
             self._unmap()
             raise
@@ -266,37 +298,39 @@ class _Reader:
         except UnicodeDecodeError as error:
             self.fail(f"{what} is not valid UTF-8: {error.reason} at byte {start + error.start}")
 
-    def strings(self, count: int, what: str) -> list[str]:
+    def strings(self, count: int, what: str) -> Strings:
         """`count` strings; the loop is tight because vocabularies have hundreds of thousands."""
         if count * _U64.size > self.size - self.position:
             self.take(count * _U64.size, what)
-        mapped, position, unpack, size = self.mapped, self.position, _U64.unpack_from, self.size
-        values: list[str] = []
-        append = values.append
+        mapped, first, unpack, size = self.mapped, self.position, _U64.unpack_from, self.size
+        position = first
+        ends = array("q")
+        append = ends.append
         try:
             for _ in range(count):
                 start = position + 8
                 position = start + unpack(mapped, position)[0]
                 if position > size:
-                    self.fail(f"the file ends inside {what} (string {len(values)} of {count})")
-                append(mapped[start:position].decode())
+                    self.fail(f"the file ends inside {what} (string {len(ends)} of {count})")
+                mapped[start:position].decode()
+                append(position - first)
         except UnicodeDecodeError as error:
-            self.fail(f"{what}: string {len(values)} is not valid UTF-8: {error.reason}")
+            self.fail(f"{what}: string {len(ends)} is not valid UTF-8: {error.reason}")
         except struct.error:
-            self.fail(f"the file ends inside {what} (string {len(values)} of {count})")
+            self.fail(f"the file ends inside {what} (string {len(ends)} of {count})")
         self.position = position
-        return values
+        return Strings(mapped[first:position], ends)
 
-    def numbers(self, kind: ValueType, count: int, what: str) -> list[bool] | list[int] | list[float]:
+    def numbers(self, kind: ValueType, count: int, what: str) -> list[bool] | array[int] | array[float]:
         dtype = _NUMBERS[kind]
         start = self.take(count * dtype.itemsize, what)
-        values = np.frombuffer(self.mapped, dtype, count, start)
+        stored = self.mapped[start : self.position]
         if kind is not ValueType.BOOL:
-            plain: list[int] | list[float] = values.tolist()
-            return plain
-        if np.any(values.view(np.uint8) > 1):
+            values: array[int] | array[float] = array(_ARRAY_CODES[kind], stored)
+            return values
+        if any(value > 1 for value in stored):
             self.fail(f"{what} has a boolean that is neither 0 nor 1")
-        return [bool(value) for value in values]
+        return [bool(value) for value in stored]
 
 
 def _map_file(path: Path) -> mmap.mmap:

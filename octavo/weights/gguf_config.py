@@ -6,7 +6,7 @@ Keys that change the arithmetic in a way Octavo does not have are refused by nam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -116,7 +116,7 @@ class MetadataKeys:
         value = self.value(name)
         if value is None or value == 0:
             return None
-        if isinstance(value, list):
+        if isinstance(value, Sequence) and not isinstance(value, str):
             return self._uniform(name, value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             self.fail(name, f"is {value!r}, not a whole number above zero")
@@ -131,7 +131,7 @@ class MetadataKeys:
             self.fail(name, f"is {value!r}, not a finite number above zero")
         return float(value)
 
-    def _uniform(self, name: str, values: list[bool] | list[int] | list[float] | list[str]) -> int:
+    def _uniform(self, name: str, values: Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]) -> int:
         """One number where the file has one for each layer, which is supported if they are all the same."""
         first = values[0] if values else None
         if isinstance(first, bool) or not isinstance(first, int) or first <= 0:
@@ -188,7 +188,7 @@ def _vocab_size(file: GGUFFile) -> int:
         raise ModelFileError(f"{file.path}: tensor {EMBEDDING!r} is missing")
     rows = embedding.shape[0]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) > rows:
+    if isinstance(tokens, Sequence) and not isinstance(tokens, str) and len(tokens) > rows:
         raise ModelFileError(
             f"{file.path}: 'tokenizer.ggml.tokens' has {len(tokens)} tokens, but tensor {EMBEDDING!r} only {rows} rows"
         )

@@ -6,7 +6,7 @@ import math
 import random
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -158,8 +158,11 @@ def assert_same(file: GGUFFile, oracle: gguf.GGUFReader) -> None:
     fields = {key: field for key, field in oracle.fields.items() if not key.startswith("GGUF.")}
     assert list(file.metadata) == list(fields)
     for key, field in fields.items():
-        assert file.metadata[key] == field.contents(), key
-        assert type(file.metadata[key]) is type(field.contents()), key
+        value = file.metadata[key]
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            value = list(value)
+        assert value == field.contents(), key
+        assert type(value) is type(field.contents()), key
     assert file.alignment == oracle.alignment
     assert list(file.tensors) == [tensor.name for tensor in oracle.tensors]
     for tensor in oracle.tensors:

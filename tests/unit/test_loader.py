@@ -88,7 +88,8 @@ def test_a_good_file(tmp_path: Path) -> None:
         model = checkpoint.model
         assert (checkpoint.path, checkpoint.architecture) == (path, "llama")
         assert list(checkpoint.tensors) == [weight.name for weight in model.weights]
-        assert checkpoint.tokenizer == {"tokenizer.ggml.tokens": ["a"] * VOCAB}
+        assert list(checkpoint.tokenizer) == ["tokenizer.ggml.tokens"]
+        assert list(checkpoint.tokenizer["tokenizer.ggml.tokens"]) == ["a"] * VOCAB
         assert (model.num_layers, model.vocab_size, model.max_positions) == (LAYERS, VOCAB, 64)
         num_parameters = sum(int(np.prod(weight.shape)) for weight in model.weights)
         assert checkpoint.size_label == f"{num_parameters / 1000:.3g}K"

@@ -27,7 +27,7 @@ from octavo.weights.gguf import GGUFType
 FloatArray = npt.NDArray[np.float32]
 ProfileArray = npt.NDArray[np.void]
 ISAS = ("avx512", "avx2", "scalar")
-SLICE_BYTES = 4 * 2**20  # of a tensor, packed at a time: large enough that all threads have work
+SLICE_BYTES = 2 * 2**20  # of a tensor, packed at a time: large enough that all threads have work
 
 
 class Peak(IntEnum):
