@@ -29,7 +29,7 @@ from octavo.server.disconnect import ClientLeftError
 
 logger = logging.getLogger(__name__)
 
-_INVALID_REQUEST = "invalid_request_error"
+INVALID_REQUEST = "invalid_request_error"
 _SERVER_ERROR = "server_error"
 
 # Statuses that routing, authentication and reading the body give.
@@ -66,9 +66,9 @@ def failure_of(error: Exception) -> Failure:
     """What to tell the client about `error`. Nothing internal: an unexpected error is only called that."""
     match error:
         case UnknownModelError():
-            return Failure(404, str(error), _INVALID_REQUEST, error.code, error.param)
+            return Failure(404, str(error), INVALID_REQUEST, error.code, error.param)
         case RequestError():
-            return Failure(400, str(error), _INVALID_REQUEST, error.code, error.param)
+            return Failure(400, str(error), INVALID_REQUEST, error.code, error.param)
         case ShuttingDownError():
             headers = {"Retry-After": "1", "x-should-retry": "true"}
             return Failure(503, str(error), _SERVER_ERROR, "shutting_down", headers=headers)
@@ -92,7 +92,7 @@ def failure_of(error: Exception) -> Failure:
 
 def _of_http_exception(error: HTTPException) -> Failure:
     code = _HTTP_CODES.get(HTTPStatus(error.status_code), "http_error")
-    kind = _INVALID_REQUEST if error.status_code < 500 else _SERVER_ERROR
+    kind = INVALID_REQUEST if error.status_code < 500 else _SERVER_ERROR
     return Failure(error.status_code, str(error.detail), kind, code, headers=dict(error.headers or {}))
 
 
@@ -100,7 +100,7 @@ def _of_validation_error(error: RequestValidationError) -> Failure:
     """For paths and queries; bodies are read in body.py."""
     first: dict[str, Any] = error.errors()[0]
     param = str(first["loc"][-1])
-    return Failure(400, f"{param}: {first['msg']}", _INVALID_REQUEST, InvalidValueError.code, param)
+    return Failure(400, f"{param}: {first['msg']}", INVALID_REQUEST, InvalidValueError.code, param)
 
 
 def add_error_responses(app: FastAPI) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo.server.errors import INVALID_REQUEST, Failure
+
 MAX_HEAD_BYTES = 64 * 2**10
 RECEIVE_TIMEOUT_S = 60.0
 
-_TIMED_OUT = (
-    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: 36\r\n\r\n"
-    b"The request took too long to arrive."
-)
+_TIMED_OUT = Failure(408, "the request took too long to arrive", INVALID_REQUEST, "request_timeout")
 
 
 class BoundedRequests(HttpToolsProtocol):
@@ -42,7 +42,13 @@ class BoundedRequests(HttpToolsProtocol):
         self._num_idle_bytes += len(data)
         super().data_received(data)
         if self._num_idle_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes.")
+            self.send_400_response(
+                f"the request line and headers, or the trailers, have more than {MAX_HEAD_BYTES} bytes"
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or too much of it."""
+        self._refuse(Failure(400, msg, INVALID_REQUEST, "invalid_http"))
 
     def on_headers_complete(self) -> None:
         self._num_idle_bytes = 0
@@ -67,10 +73,15 @@ class BoundedRequests(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._deadline = None
-        if self.transport.is_closing():
-            return
-        if self.cycle is None or not self.cycle.response_started:
-            self.transport.write(_TIMED_OUT)
+        if not self.transport.is_closing():
+            self._refuse(_TIMED_OUT)
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answers, unless an answer is under way, and closes the connection."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            status = f"HTTP/1.1 {failure.status} {HTTPStatus(failure.status).phrase}"
+            head = f"{status}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            self.transport.write(f"{head}Content-Length: {len(failure.body)}\r\n\r\n".encode() + failure.body)
         self.transport.close()
 
 
