@@ -16,6 +16,8 @@ AsksNothing = Callable[[Any], bool]
 """Whether a value (never null) leaves the answer as it would be without the field."""
 
 _MAX_METADATA_PAIRS = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
 
 
 def only(*neutral: object) -> AsksNothing:
@@ -43,11 +45,12 @@ def flag(value: object) -> bool:
 
 
 def labels(value: object) -> bool:
-    """OpenAI's metadata: at most 16 pairs of text."""
+    """OpenAI's metadata: at most 16 pairs of text, which are not long."""
     return (
         isinstance(value, dict)
         and len(value) <= _MAX_METADATA_PAIRS
-        and all(isinstance(item, str) for item in value.values())
+        and all(len(key) <= _MAX_METADATA_KEY for key in value)
+        and all(isinstance(item, str) and len(item) <= _MAX_METADATA_VALUE for item in value.values())
     )
 
 
@@ -84,6 +87,8 @@ _SAMPLING: Mapping[str, AsksNothing] = {
 _REASONS = {
     "guided_decoding_backend": "grammars are enforced by guidance (llguidance) alone",
     "kv_transfer_params": "keys and values are not handed from server to server",
+    "metadata": f"it must be at most {_MAX_METADATA_PAIRS} pairs of text, of {_MAX_METADATA_KEY} and "
+    f"{_MAX_METADATA_VALUE} characters",
     "logprob_token_ids": "log probabilities are given of the likeliest tokens (logprobs, top_logprobs; -1 for all)",
     "repetition_detection": "repetition can be made unlikely (repetition_penalty, frequency_penalty), not detected",
     "request_id": "the header X-Request-Id names a request",

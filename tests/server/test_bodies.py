@@ -133,6 +133,8 @@ def test_null_is_the_same_as_absent(shared: Server) -> None:
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
         ("metadata", {"a": 1}),
+        ("metadata", {"a" * 65: "b"}),
+        ("metadata", {"a": "b" * 513}),
         ("guided_decoding_backend", "outlines"),
         ("web_search_options", {}),
         ("logprob_token_ids", [1]),
