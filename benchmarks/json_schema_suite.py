@@ -41,11 +41,11 @@ _REFUSALS = (
     (r"format '(\S+)' is not known", r"format \1"),
     (r"(\$ref) leads", r"\1 elsewhere"),
     (r"(oneOf) is enforced only", r"\1"),
-    (r"is false, which", "false"),
+    (r"accepts no value|is false, which", "accepts nothing"),
     (r"the regular expression", "pattern"),
     (r"patternProperty regexes", "patternProperties"),
     (r"(minimum or maximum) cannot", r"\1"),
-    (r"'(multipleOf)'", r"\1"),
+    (r"\b(multipleOf)\b", r"\1"),
 )
 """How refusals name what they are about."""
 QUESTION = [{"role": "user", "content": "Make up an example, as JSON."}]
