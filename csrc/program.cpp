@@ -235,7 +235,7 @@ void oct_program::execute(const oct_gated_linear& op, const oct_step& step, Thre
 
 void oct_program::execute(const oct_rope_kv& op, const oct_step& step, ThreadShare share) {
   octavo::Matrix rotary = op.rotary == -1 ? octavo::Matrix{} : matrix(op.rotary);
-  context_.kernels.rope_kv({matrix(op.qkv), rotary, op.q_norm, op.k_norm, op.epsilon, op.num_heads,
+  context_.kernels.rope_kv({matrix(op.qkv), rotary, op.q_norm, op.k_norm, op.key_divisors, op.epsilon, op.num_heads,
                             kv_->layer(op.kv_layer), octavo::batch_of(step, kv_->group_of(op.kv_layer))},
                            share);
 }

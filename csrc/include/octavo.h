@@ -182,6 +182,7 @@ typedef struct {
   float epsilon;
   const float* q_norm;  // [C] or NULL
   const float* k_norm;  // [C] or NULL
+  const float* key_divisors;  // [G C] or NULL: keys are stored divided by these, queries multiplied by them
 } oct_rope_kv;
 
 // Causal attention of the step's queries over their requests' pages, as far as the window of the layer's group reaches.

@@ -153,6 +153,7 @@ struct RopeKvArgs {
   Matrix rotary;  // data == nullptr: no rope
   const float* q_norm;
   const float* k_norm;
+  const float* key_divisors;  // [num_kv_heads, head_size] or nullptr
   float epsilon;
   int num_heads;
   KvLayer kv;

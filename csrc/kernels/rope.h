@@ -66,6 +66,18 @@ inline void norm_and_rotate(float* x, const RopeKvArgs& args, const float* norm,
   if (args.rotary.data) rotate_pairs(x, args.rotary.data + token * args.rotary.stride, args.rotary.columns / 2);
 }
 
+inline void multiply(float* x, const float* y, int count) {
+  int i = 0;
+  for (; i + F32::width <= count; i += F32::width) (F32::load(x + i) * F32::load(y + i)).store(x + i);
+  for (; i < count; ++i) x[i] *= y[i];
+}
+
+inline void divide(float* x, const float* y, int count) {
+  int i = 0;
+  for (; i + F32::width <= count; i += F32::width) (F32::load(x + i) / F32::load(y + i)).store(x + i);
+  for (; i < count; ++i) x[i] /= y[i];
+}
+
 inline uint8_t* page_of(const KvLayer& kv, const int32_t* block_table, int position) {
   return kv.data + block_table[position / OCT_BLOCK_TOKENS] * kv.page_bytes;
 }
@@ -103,9 +115,12 @@ inline void store_value(const float* v, const KvLayer& kv, uint8_t* page, int kv
 
 // `head` counts the heads of a qkv row: q heads, then k heads, then v heads.
 inline void rope_kv_head(const RopeKvArgs& args, const int32_t* block_table, int token, int head) {
-  float* x = args.qkv.data + token * args.qkv.stride + int64_t(head) * args.kv.head_size;
+  int head_size = args.kv.head_size;
+  float* x = args.qkv.data + token * args.qkv.stride + int64_t(head) * head_size;
   if (head < args.num_heads) {
     norm_and_rotate(x, args, args.q_norm, token);
+    int kv_head = head / (args.num_heads / args.kv.num_kv_heads);
+    if (args.key_divisors) multiply(x, args.key_divisors + int64_t(kv_head) * head_size, head_size);
     return;
   }
   int position = args.batch.positions[token];
@@ -113,6 +128,7 @@ inline void rope_kv_head(const RopeKvArgs& args, const int32_t* block_table, int
   int kv_head = head - args.num_heads, slot = position % OCT_BLOCK_TOKENS;
   if (kv_head < args.kv.num_kv_heads) {
     norm_and_rotate(x, args, args.k_norm, token);
+    if (args.key_divisors) divide(x, args.key_divisors + int64_t(kv_head) * head_size, head_size);
     store_key(x, args.kv, page, kv_head, slot);
   } else {
     store_value(x, args.kv, page, kv_head - args.kv.num_kv_heads, slot);

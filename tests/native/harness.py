@@ -185,6 +185,7 @@ def run(
     kv: KvCache | None = None,
     max_tokens: int | None = None,
     max_logit_rows: int | None = None,
+    key_divisors: Mapping[int, FloatArray] | None = None,
 ) -> Result:
     """Assemble `operations`, run them once, read every fp32 buffer."""
     instructions = tuple(op if isinstance(op, Instruction) else Instruction(op) for op in operations)
@@ -197,6 +198,7 @@ def run(
         max_tokens=max_tokens or max(step.num_tokens, 1),
         max_logit_rows=max_logit_rows or max(step.num_logit_rows, 1),
         max_blocks=step.arrays["block_tables"].shape[1],
+        key_divisors=key_divisors or {},
     )
     matrices = {n: program.buffer(n) for n, buffer in enumerate(buffers) if buffer.kind is F32}
     for number, matrix in matrices.items():

@@ -115,6 +115,12 @@ class TinyModel:
             release=lambda: None,
         )
 
+    def set_vector(self, name: str, values: FloatArray) -> None:
+        tensor = RandomTensor(GGUFType.F32, values.view(np.uint8), values)
+        stored = StoredTensor(name, values.shape, tensor.encoding, tensor.data)
+        self.tensors[name] = tensor
+        self.checkpoint = replace(self.checkpoint, tensors={**self.checkpoint.tensors, name: stored})
+
     def eager_logits(self, token_ids: Sequence[int]) -> FloatArray:
         weights = {name: torch.from_numpy(tensor.values) for name, tensor in self.tensors.items()}
         logits: FloatArray = eager_logits(self.model, weights, token_ids).numpy()

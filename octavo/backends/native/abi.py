@@ -88,6 +88,7 @@ class RopeKv(Structure):
         ("epsilon", c_float),
         ("q_norm", c_pointer),  # float
         ("k_norm", c_pointer),  # float
+        ("key_divisors", c_pointer),  # float
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from functools import singledispatchmethod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,15 +26,17 @@ def assemble(
     max_tokens: int,
     max_logit_rows: int,
     max_blocks: int = 0,
+    key_divisors: Mapping[int, FloatArray] = MappingProxyType({}),
 ) -> Program:
     """The program of `text` with buffers for `max_tokens` and `max_logit_rows` rows.
 
     If it attends, then for requests of at most `max_blocks` blocks.
 
     `weights` and `vectors` (contiguous fp32) hold what the instructions name; the program keeps them alive.
+    `key_divisors[n]`, [key/value heads, head size], are what the keys of layer n of the KV cache are stored divided by.
     Raises `EngineError` naming the instruction when an operand has the wrong kind, shape or number.
     """
-    assembler = _Assembler(weights, vectors)
+    assembler = _Assembler(weights, vectors, key_divisors)
     buffers = (abi.Buffer * len(text.buffers))(
         *(abi.Buffer(buffer.kind, buffer.row_space, buffer.columns) for buffer in text.buffers)
     )
@@ -55,9 +58,15 @@ def assemble(
 class _Assembler:
     """Translates one instruction at a time and collects what the translations point to."""
 
-    def __init__(self, weights: Mapping[str, PackedWeight], vectors: Mapping[str, FloatArray]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, PackedWeight],
+        vectors: Mapping[str, FloatArray],
+        key_divisors: Mapping[int, FloatArray],
+    ) -> None:
         self._weights = weights
         self._vectors = vectors
+        self._key_divisors = key_divisors
         self.kept: list[object] = []
 
     def instruction(self, instruction: instructions.Instruction) -> abi.Instruction:
@@ -138,6 +147,7 @@ class _Assembler:
 
     @_operation.register
     def _(self, op: instructions.RopeKv) -> tuple[str, object]:
+        divisors = self._key_divisors.get(op.kv.index)
         return "rope_kv", abi.RopeKv(
             op.qkv,
             _number(op.rotary),
@@ -148,6 +158,7 @@ class _Assembler:
             op.epsilon,
             self._vector(op.q_norm),
             self._vector(op.k_norm),
+            None if divisors is None else self._array(divisors),
         )
 
     @_operation.register

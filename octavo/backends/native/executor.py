@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from octavo.backends.native.assemble import assemble
 from octavo.backends.native.instructions import Instruction, ProgramText, expert_weight
+from octavo.backends.native.key_divisors import key_divisors
 from octavo.backends.native.kv_layout import KvLayout
 from octavo.backends.native.library import (
     Context,
@@ -29,7 +30,7 @@ from octavo.backends.native.step_arrays import StepArrays
 from octavo.backends.native.step_results import step_output
 from octavo.config import BLOCK_TOKENS, Quantization
 from octavo.errors import EngineError, InvalidValueError
-from octavo.graph.ops import Moe
+from octavo.graph.ops import Attention, Moe, Weight
 from octavo.graph.trace import Graph, trace
 from octavo.quant.gguf import Layout, layout_of
 from octavo.step import KvGroup, StepOutput, StepPlan
@@ -71,6 +72,7 @@ class NativeExecutor:
             if len(tensor.shape) > 1 and name not in kept_as_vectors
         }
         self._text = lower(graph, layouts)
+        self._key_divisors = _key_divisors(graph, checkpoint) if kv_cache_dtype == "int8" else {}
         self._context = Context(isa, threads)
         reader = _Reader(checkpoint, progress)
         self._vectors: dict[str, FloatArray] = {}
@@ -223,6 +225,7 @@ class NativeExecutor:
             max_tokens=max_tokens,
             max_logit_rows=max_logit_rows,
             max_blocks=max_blocks,
+            key_divisors=self._key_divisors,
         )
 
 
@@ -247,6 +250,18 @@ def _routers(graph: Graph) -> set[str]:
     return {node.router.name for node in graph.nodes if isinstance(node, Moe)}
 
 
+def _key_divisors(graph: Graph, checkpoint: Checkpoint) -> dict[int, FloatArray]:
+    """Those of every layer of the KV cache, from the weights that make queries and keys."""
+
+    def values_of(weight: Weight) -> FloatArray:
+        tensor = checkpoint.tensors[weight.name]
+        values = _values(tensor)
+        checkpoint.forget(tensor.data)
+        return values
+
+    return {node.kv.index: key_divisors(node, values_of) for node in graph.nodes if isinstance(node, Attention)}
+
+
 def _packed(
     context: Context, layout: Layout, tensor: StoredTensor, done: Callable[[npt.NDArray[np.uint8]], None]
 ) -> dict[str, PackedWeight]:
@@ -262,10 +277,15 @@ def _packed(
     return {expert_weight(tensor.name, expert): pack(part, None) for expert, part in enumerate(parts)}
 
 
-def _vector(tensor: StoredTensor) -> FloatArray:
-    """A norm's weights, a bias or a router as fp32, flat, in the order the model wants."""
-    values = dequantize(tensor.encoding, tensor.data, prod(tensor.shape))
+def _values(tensor: StoredTensor) -> FloatArray:
+    """A tensor as fp32 in its shape, its rows in the order the model wants."""
+    values = dequantize(tensor.encoding, tensor.data, prod(tensor.shape)).reshape(tensor.shape)
     return values if tensor.row_order is None else np.ascontiguousarray(values[tensor.row_order])
+
+
+def _vector(tensor: StoredTensor) -> FloatArray:
+    """A norm's weights, a bias or a router, flat."""
+    return _values(tensor).ravel()
 
 
 def _score_chunk(
