@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, SupportsIndex
 
 from octavo.config import DEFAULT_MAX_LOGPROBS
@@ -29,6 +30,8 @@ _UINT64 = 2**64 - 1
 
 # More than a token of text in any language has, less than a run of spaces may have.
 _CHARACTERS_A_TOKEN = 32
+# How many characters normalisation makes one of, at most: letters and the accents that are put on them.
+_COMPOSED_CHARACTERS = 4
 
 
 class InputProcessor:
@@ -148,17 +151,27 @@ class InputProcessor:
         return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     def _refuse_far_too_long(self, text: str, truncation: Truncation | None) -> None:
-        """Spares the tokeniser a text of which a part alone is twice too long. What remains is checked by the token."""
+        """Spares the tokeniser a text that would be too long even in the longest tokens there are, and one of which a
+        part alone is twice too long. What remains is checked by the token.
+        """
         part = text[: _CHARACTERS_A_TOKEN * self._max_model_len]
         if truncation is not None or len(part) == len(text):
             return
-        num_tokens = len(self._tokenizer.encode(part, add_special_tokens=False))
-        if num_tokens > 2 * self._max_model_len:
+        self._refuse_more_than(len(text) // (_COMPOSED_CHARACTERS * self._longest_token_bytes), 1)
+        self._refuse_more_than(len(self._tokenizer.encode(part, add_special_tokens=False)), 2)
+
+    def _refuse_more_than(self, num_tokens: int, num_contexts: int) -> None:
+        if num_tokens > num_contexts * self._max_model_len:
             raise ContextLengthError(
                 f"the prompt has more than {num_tokens} tokens; the context length of {self._max_model_len} allows at "
                 f"most {self._max_model_len - 1}",
                 param="prompt",
             )
+
+    @cached_property
+    def _longest_token_bytes(self) -> int:
+        """No token stands for more characters than this."""
+        return max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
 
     def _truncated(
         self, token_ids: Sequence[int], sampling: SamplingParams, truncation: Truncation | None

@@ -93,5 +93,14 @@ def _prepare(service: Service, body: ChatRequest, terms: Terms) -> PreparedChat:
         chat = preparer_for(service, body).prepare(question, sampling, request_id=request_id)
         return replace(chat, request=terms.applied_to(chat.request))
     except RequestError as error:
-        error.param = _FIELDS.get(error.param or "", error.param)
-        raise body.renamed(error) from None
+        raise body.renamed(_as_chats_call_it(error)) from None
+
+
+def _as_chats_call_it(error: RequestError) -> RequestError:
+    name = _FIELDS.get(error.param or "")
+    if name is None:
+        return error
+    message = str(error)
+    if message.startswith(f"{error.param} is "):
+        message = name + message.removeprefix(error.param or "")
+    return type(error)(message, param=name, code=error.code)

@@ -236,6 +236,9 @@ class FakeTokenizer:
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         return "".join(message["content"] for message in messages) + ">"
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return text_of([token_id]).encode()
+
     def encode_rendered(self, prompt: str) -> list[int]:
         return self.encode(prompt)
 

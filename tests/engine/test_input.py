@@ -113,11 +113,14 @@ def test_a_prompt_far_too_long_is_refused_by_a_part_of_it(monkeypatch: pytest.Mo
         return encode(tokenizer, text, **options)
 
     monkeypatch.setattr(FakeTokenizer, "encode", counting)
+    monkeypatch.setattr(FakeTokenizer, "token_bytes", lambda *_: b"0123456789abcdef")
+    processor = FakeEngine(num_blocks=4, max_model_len=50).input
     text = "34" * 100_000
-    with pytest.raises(ContextLengthError, match=r"more than \d+ tokens; the context length of"):
-        INPUT.from_prompt(text, SamplingParams())
-    assert sum(lengths) < 5000
-    request = INPUT.from_prompt(text, SamplingParams(max_tokens=1), truncation=Truncation(5))
+    for too_long, num_tokenised in ((text, 0), (text[: 33 * 50], 32 * 50)):
+        with pytest.raises(ContextLengthError, match=r"more than \d+ tokens; the context length of"):
+            processor.from_prompt(too_long, SamplingParams())
+        assert sum(lengths) == num_tokenised
+    request = processor.from_prompt(text, SamplingParams(max_tokens=1), truncation=Truncation(5))
     assert len(request.prompt_token_ids) == 5 and lengths[-1] == len(text)
 
 

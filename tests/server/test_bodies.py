@@ -238,6 +238,7 @@ def test_junk_in_a_field_never_breaks_the_server(shared: Server, field: str) -> 
 def test_values_out_of_range(shared: Server, fields: dict, param: str) -> None:
     answer = shared.chat(**fields)
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
+    assert param in answer.error["message"]
     assert answer.error["type"] == "invalid_request_error"
 
 
