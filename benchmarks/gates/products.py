@@ -30,7 +30,8 @@ def measure(context: Context) -> Iterator[Gate]:
     for name, shapes, required in (("N >= 1024", WIDE, 0.85), ("N = 576/960", NARROW, 0.78)):
         yield _of_peak(context, f"bf16 GEMM, M >= 128, {name}", shapes, GGUFType.BF16, required)
     yield _channel(context)
-    yield _of_peak(context, "int8 GEMM, M >= 128, groups of 32", WIDE, GGUFType.Q8_0, 0.62)
+    groups = "int8 GEMM, M >= 128, groups of 32, activation scales for each"
+    yield _of_peak(context, groups, WIDE, GGUFType.Q8_0, 0.62)
     small = (GGUFType.BF16, GGUFType.Q8_0, GGUFType.Q4_1, GGUFType.Q5_0)
     yield from _of_bandwidth(context, "under 2 MB", SMALL, small, 0.85)
     yield from _of_bandwidth(context, "from 4 MB", LARGE, (GGUFType.BF16, GGUFType.Q8_0), 0.92)
