@@ -68,7 +68,7 @@ class ColdProducts:
 
     `layout` is how they are packed; None: as a quantised model would be.
 
-    Activations are zero, which takes as long as any others without refined groups. A barrier follows each product,
+    Activations are zero, which takes as long as any others without outliers. A barrier follows each product,
     as in a model.
     """
 
@@ -95,7 +95,7 @@ class ColdProducts:
         self.bytes = first.bytes * sides  # of the weights of one product
         self.count = max(2, cold_bytes // self.bytes)
         weights = [first, *(pack() for _ in range(self.count * sides - 1))]
-        operand = operand_kind(layout, refined=False)
+        operand = operand_kind(layout, outliers=False)
         buffers = (
             Buffer(operand, shape.num_columns),
             Buffer(operand if shape.gated else BufferKind.F32, shape.num_rows),

@@ -11,10 +11,10 @@ constexpr int64_t alignment = 128;
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// The input of the experts comes from a norm, whose outliers are refined; what they compute in between is written a few
+// The input of the experts comes from a norm, whose outliers are kept apart; what they compute in between is written a few
 // columns at a time.
 int input_kind(const oct_weight& weight) {
-  return weight.layout == OCT_LAYOUT_BF16 ? OCT_BUFFER_OPERAND_BF16 : OCT_BUFFER_OPERAND_INT8_REFINED;
+  return weight.layout == OCT_LAYOUT_BF16 ? OCT_BUFFER_OPERAND_BF16 : OCT_BUFFER_OPERAND_INT8_OUTLIERS;
 }
 int hidden_kind(const oct_weight& weight) {
   return weight.layout == OCT_LAYOUT_BF16 ? OCT_BUFFER_OPERAND_BF16 : OCT_BUFFER_OPERAND_INT8;

@@ -15,7 +15,7 @@ const char* kind_name(int kind) {
     case OCT_BUFFER_F32: return "fp32";
     case OCT_BUFFER_OPERAND_INT8: return "int8 operand";
     case OCT_BUFFER_OPERAND_BF16: return "bf16 operand";
-    case OCT_BUFFER_OPERAND_INT8_REFINED: return "refined int8 operand";
+    case OCT_BUFFER_OPERAND_INT8_OUTLIERS: return "int8 operand with outliers";
     case OCT_BUFFER_OPERAND_INT8_ROW: return "int8 row operand";
   }
   return "unknown";
@@ -24,7 +24,7 @@ const char* kind_name(int kind) {
 bool takes(const oct_weight& weight, int kind) {
   if (weight.layout == OCT_LAYOUT_BF16) return kind == OCT_BUFFER_OPERAND_BF16;
   if (weight.layout == OCT_LAYOUT_INT8_CHANNEL) return kind == OCT_BUFFER_OPERAND_INT8_ROW;
-  return kind == OCT_BUFFER_OPERAND_INT8 || kind == OCT_BUFFER_OPERAND_INT8_REFINED;
+  return kind == OCT_BUFFER_OPERAND_INT8 || kind == OCT_BUFFER_OPERAND_INT8_OUTLIERS;
 }
 
 std::string number(double value) {
@@ -185,8 +185,8 @@ class InstructionCheck {
     columns("dst", op.dst, gate.num_rows);
     rows("dst", op.dst, src.row_space);
     int kind = buffer("dst", op.dst).kind;
-    require(kind != OCT_BUFFER_OPERAND_INT8_REFINED && kind != OCT_BUFFER_OPERAND_INT8_ROW,
-            named("dst", op.dst) + " is a " + kind_name(kind) + ", which takes whole rows");
+    require(kind != OCT_BUFFER_OPERAND_INT8_OUTLIERS && kind != OCT_BUFFER_OPERAND_INT8_ROW,
+            named("dst", op.dst) + " is of kind " + kind_name(kind) + ", which takes whole rows");
     require(op.dst != op.src && op.dst != src_up, named("dst", op.dst) + " is also a source");
   }
 

@@ -92,7 +92,7 @@ enum oct_buffer_kind {
   OCT_BUFFER_F32 = 0,           // fp32 [rows, columns]
   OCT_BUFFER_OPERAND_INT8 = 1,  // left operand of a product with grouped weights: int8 codes, a scale for each 32
   OCT_BUFFER_OPERAND_BF16 = 2,  // left operand of a product with bf16 weights
-  OCT_BUFFER_OPERAND_INT8_REFINED = 3,  // INT8, with second codes for groups of outliers; written by whole rows
+  OCT_BUFFER_OPERAND_INT8_OUTLIERS = 3,  // INT8, with outliers apart in fp32; written by whole rows
   OCT_BUFFER_OPERAND_INT8_ROW = 4,  // for weights with a scale for each row: int8 codes, one scale; written by whole rows
 };
 enum oct_row_space { OCT_ROWS_TOKENS = 0, OCT_ROWS_LOGITS = 1 };

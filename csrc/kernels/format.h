@@ -91,15 +91,6 @@ inline const Int8Group& group_of_row(const uint8_t* rows, int64_t row_bytes, int
   return *reinterpret_cast<const Int8Group*>(rows + r * row_bytes);
 }
 
-// Whether a group must be multiplied a second time, for what rounding left of it in some of the rows.
-template <int R>
-inline bool any_refined(const uint8_t* rows, int64_t row_bytes) {
-  int32_t any = 0;
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) any |= group_of_row(rows, row_bytes, r).is_refined;
-  return any != 0;
-}
-
 // Calls visitor(Format<...>()) with the format of a grouped weight.
 template <class Visitor>
 inline void visit_format(const oct_weight& weight, Visitor visitor) {

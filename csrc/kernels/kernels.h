@@ -37,7 +37,7 @@ struct ThreadShare {
 // Rows of the left side of a product, padded to 32 columns: int8 codes with their scales, or bf16 values. How a row is
 // laid out inside is said in operand.h; `data` is 64-byte aligned, rows `row_bytes` apart.
 struct Operand {
-  int32_t kind;  // OCT_BUFFER_OPERAND_INT8, _INT8_REFINED or _BF16
+  int32_t kind;  // OCT_BUFFER_OPERAND_INT8, _INT8_OUTLIERS or _BF16
   int32_t columns;
   int64_t row_bytes;
   uint8_t* data;

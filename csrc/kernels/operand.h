@@ -1,8 +1,9 @@
 // Operands: rows of activations in the form the products read them. See docs/decisions/0002.
 //
 // INT8: a row is a run of Int8Group, one for each 32 columns. For weights of integer codes.
-// INT8_REFINED: two such runs. The second holds, for groups that stand out of their row, what rounding left of the first;
-// an outlier makes the step size of its group coarse, and such groups cause most of the rounding error of a row.
+// INT8_OUTLIERS: such a run without the outliers of the row, then [groups][32] fp32 with the outliers at their columns and
+// zeros between; groups without any are not written. An outlier would make the step size of its group coarse, and such
+// groups cause most of the rounding error of a row; so products add what outliers give exactly (outliers.h).
 // INT8_ROW: an Int8RowHeader, then int8 codes with one scale for all of the row. For weights with a scale for each row.
 // BF16: a row of values rounded to bf16. AVX2 and scalar builds keep the rounded values as fp32, which their
 // multipliers want; AVX-512 keeps bf16.
@@ -22,9 +23,9 @@ constexpr int kHalf = kGroup / 2;  // columns that a scale of a 6-bit weight cov
 struct Int8Group {           // value = scale * code
   int8_t codes[kGroup];      // -127..127
   int32_t negated_sums[3];   // of the codes of each half, and of all: where a dot with codes less their zero starts
-  int32_t is_refined;        // the same group of the second run counts
+  uint32_t outliers;         // a bit for each column that is one; its code is 0
   float scale;
-  float sum;                 // of the values, a refinement included: what a weight's minimum is multiplied by
+  float sum;                 // of the values, without outliers: what a weight's minimum is multiplied by
 };
 static_assert(sizeof(Int8Group) == 56, "operand rows are read by offsets");
 
@@ -43,13 +44,18 @@ using Bf16Element = float;
 
 inline int64_t padded_columns(int64_t columns) { return (columns + kGroup - 1) / kGroup * kGroup; }
 
+// Where the outliers of an INT8_OUTLIERS row begin.
+inline int64_t outliers_offset(int64_t num_groups) { return num_groups * int64_t(sizeof(Int8Group)); }
+
 inline int64_t operand_row_bytes(int kind, int64_t columns) {
   int64_t groups = padded_columns(columns) / kGroup;
   int64_t bytes = 0;
   switch (kind) {
     case OCT_BUFFER_OPERAND_BF16: bytes = groups * kGroup * int64_t(sizeof(Bf16Element)); break;
     case OCT_BUFFER_OPERAND_INT8: bytes = groups * int64_t(sizeof(Int8Group)); break;
-    case OCT_BUFFER_OPERAND_INT8_REFINED: bytes = 2 * groups * int64_t(sizeof(Int8Group)); break;
+    case OCT_BUFFER_OPERAND_INT8_OUTLIERS:
+      bytes = outliers_offset(groups) + groups * kGroup * int64_t(sizeof(float));
+      break;
     case OCT_BUFFER_OPERAND_INT8_ROW: bytes = int64_t(sizeof(Int8RowHeader)) + groups * kGroup; break;
   }
   int64_t lines = (bytes + 63) / 64;
@@ -69,7 +75,7 @@ inline float largest_magnitude(const float* values, int count) {
   return largest.max();
 }
 
-// codes = values[32] * inverse, rounded to nearest, ties to even, and their sums; not refined.
+// codes = values[32] * inverse, rounded to nearest, ties to even, and their sums; no outliers.
 #if defined(OCT_VEC_AVX512)
 inline __m128i round_half_to_codes(const float* values, __m512 inverse) {
   return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values), inverse)));
@@ -86,9 +92,9 @@ inline void round_to_codes(const float* values, float inverse, Int8Group* dst) {
   __m128i first_sum = _mm256_castsi256_si128(sums), second_sum = _mm256_extracti128_si256(sums, 1);
   __m128i total = _mm_move_epi64(_mm_blend_epi32(_mm_add_epi32(first_sum, second_sum), _mm_setzero_si128(), 2));
   __m128i all = _mm_unpacklo_epi64(_mm_unpacklo_epi32(first_sum, second_sum), total);  // both halves, the group, 0
-  static_assert(offsetof(Int8Group, is_refined) == offsetof(Int8Group, negated_sums) + 12, "stored at once");
-  uint8_t* sums_and_flag = reinterpret_cast<uint8_t*>(dst) + offsetof(Int8Group, negated_sums);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(sums_and_flag), _mm_sub_epi32(_mm_setzero_si128(), all));
+  static_assert(offsetof(Int8Group, outliers) == offsetof(Int8Group, negated_sums) + 12, "stored at once");
+  uint8_t* sums_and_outliers = reinterpret_cast<uint8_t*>(dst) + offsetof(Int8Group, negated_sums);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(sums_and_outliers), _mm_sub_epi32(_mm_setzero_si128(), all));
 }
 #else
 #if defined(OCT_VEC_SCALAR)
@@ -125,7 +131,7 @@ inline void round_to_codes(const float* values, float inverse, Int8Group* dst) {
     dst->negated_sums[half] = -round_half_to_codes(values + half * kHalf, inverse, dst->codes + half * kHalf);
   }
   dst->negated_sums[2] = dst->negated_sums[0] + dst->negated_sums[1];
-  dst->is_refined = 0;
+  dst->outliers = 0;
 }
 #endif
 
@@ -150,16 +156,6 @@ inline void quantize_groups(const float* values, int64_t count, Int8Group* dst) 
   }
 }
 
-// What rounding left of the first `count` of 32 values, at most half a step, with a step 254 times as small.
-inline void refine_group(const float* values, int64_t count, Int8Group* group, Int8Group* rest) {
-  float rests[kGroup] = {};
-  for (int64_t i = 0; i < kGroup && i < count; ++i) rests[i] = fmaf(-group->scale, float(group->codes[i]), values[i]);
-  rest->scale = group->scale * (1.0f / 254.0f);
-  round_to_codes(rests, 1.0f / rest->scale, rest);
-  group->sum += rest->scale * float(-rest->negated_sums[2]);
-  group->is_refined = 1;
-}
-
 // values[count * 32] to groups [group, group + count) of a row.
 inline void quantize_groups(const float* values, int64_t count, Operand dst, int row, int64_t group) {
   uint8_t* dst_row = dst.data + row * dst.row_bytes;
@@ -171,7 +167,7 @@ inline void quantize_groups(const float* values, int64_t count, Operand dst, int
 }
 
 // values[count] to columns [column, column + count) of a row; column is a multiple of 32, and so is count unless the
-// columns end the row, which is then padded with zeros. Not for INT8_REFINED, which takes whole rows.
+// columns end the row, which is then padded with zeros. Not for INT8_OUTLIERS, which takes whole rows.
 inline void quantize_columns(const float* values, int64_t count, Operand dst, int row, int64_t column) {
   int64_t whole = count / kGroup;
   quantize_groups(values, whole, dst, row, column / kGroup);
@@ -181,31 +177,48 @@ inline void quantize_columns(const float* values, int64_t count, Operand dst, in
   quantize_groups(padded, 1, dst, row, column / kGroup + whole);
 }
 
-// A group is refined if the square of its largest value is so many times the average of the row's groups. Chosen by
-// measurement: docs/decisions/0002.
-constexpr float kRefinedAbove = 3.0f;
-
-inline void quantize_refined_row(const float* values, Operand dst, int row) {
-  int64_t num_groups = padded_columns(dst.columns) / kGroup;
-  Int8Group* groups = reinterpret_cast<Int8Group*>(dst.data + row * dst.row_bytes);
-  quantize_columns(values, dst.columns, dst, row, 0);
-  float total = 0.0f;
-  for (int64_t g = 0; g < num_groups; ++g) total = fmaf(groups[g].scale, groups[g].scale, total);
-  float least = kRefinedAbove / float(num_groups) * total;
-  for (int64_t g = 0; g < num_groups; ++g) {
-    Int8Group* rest = groups + num_groups + g;
-    if (groups[g].scale * groups[g].scale > least) {
-      refine_group(values + g * kGroup, dst.columns - g * kGroup, groups + g, rest);
-    } else {
-      rest->scale = 0.0f;  // multiplied when another row of a tile is refined
-    }
-  }
-}
-
 // Group `group` of a row of `columns` values, padded with zeros.
 inline void copy_group(const float* values, int64_t columns, int64_t group, float* dst) {
   int64_t first = group * kGroup, present = columns - first < kGroup ? columns - first : kGroup;
   for (int64_t i = 0; i < kGroup; ++i) dst[i] = i < present ? values[first + i] : 0.0f;
+}
+
+// An outlier is larger than this many times the average of what is largest in each of the row's groups. Chosen by
+// measurement: docs/decisions/0002.
+constexpr float kOutlierAbove = 1.5f;
+
+// The group without its outliers, and those alone. Without any, `kept` is not written.
+inline void quantize_apart_from_outliers(const float* values, float magnitude, float bound, Int8Group* dst, float* kept) {
+  if (!(magnitude > bound)) return quantize_group(values, magnitude, dst);
+  float rest[kGroup];
+  uint32_t outliers = 0;
+  for (int i = 0; i < kGroup; ++i) {
+    bool is_outlier = fabsf(values[i]) > bound;
+    outliers |= uint32_t(is_outlier) << i;
+    rest[i] = is_outlier ? 0.0f : values[i];
+    kept[i] = is_outlier ? values[i] : 0.0f;
+  }
+  quantize_group(rest, largest_magnitude(rest, kGroup), dst);
+  dst->outliers = outliers;
+}
+
+inline void quantize_row_with_outliers(const float* values, Operand dst, int row) {
+  uint8_t* dst_row = dst.data + row * dst.row_bytes;
+  int64_t num_groups = padded_columns(dst.columns) / kGroup, whole = dst.columns / kGroup;
+  Int8Group* groups = reinterpret_cast<Int8Group*>(dst_row);
+  float* kept = reinterpret_cast<float*>(dst_row + outliers_offset(num_groups));
+  float last_group[kGroup];
+  if (whole < num_groups) copy_group(values, dst.columns, whole, last_group);
+  auto values_of = [&](int64_t g) { return g < whole ? values + g * kGroup : last_group; };
+  float total = 0.0f;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    groups[g].scale = largest_magnitude(values_of(g), kGroup);  // until the bound is known
+    total += groups[g].scale;
+  }
+  float bound = kOutlierAbove / float(num_groups) * total;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    quantize_apart_from_outliers(values_of(g), groups[g].scale, bound, groups + g, kept + g * kGroup);
+  }
 }
 
 inline void quantize_whole_row(const float* values, Operand dst, int row) {
@@ -232,13 +245,13 @@ inline void quantize_whole_row(const float* values, Operand dst, int row) {
 }
 
 inline bool takes_whole_rows(int kind) {
-  return kind == OCT_BUFFER_OPERAND_INT8_REFINED || kind == OCT_BUFFER_OPERAND_INT8_ROW;
+  return kind == OCT_BUFFER_OPERAND_INT8_OUTLIERS || kind == OCT_BUFFER_OPERAND_INT8_ROW;
 }
 
 // values[dst.columns] to a row of any operand kind.
 inline void quantize_row(const float* values, Operand dst, int row) {
   if (dst.kind == OCT_BUFFER_OPERAND_INT8_ROW) return quantize_whole_row(values, dst, row);
-  if (dst.kind == OCT_BUFFER_OPERAND_INT8_REFINED) return quantize_refined_row(values, dst, row);
+  if (dst.kind == OCT_BUFFER_OPERAND_INT8_OUTLIERS) return quantize_row_with_outliers(values, dst, row);
   quantize_columns(values, dst.columns, dst, row, 0);
 }
 

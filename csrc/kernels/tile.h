@@ -28,11 +28,11 @@ struct PanelFormat {
   int64_t panel_bytes;
 };
 
-template <class Format, bool is_refined>
-constexpr Tile grouped_tiles[] = {grouped_tile<Format, is_refined, 1>, grouped_tile<Format, is_refined, 2>,
-                                  grouped_tile<Format, is_refined, 3>, grouped_tile<Format, is_refined, 4>,
+template <class Format, bool has_outliers>
+constexpr Tile grouped_tiles[] = {grouped_tile<Format, has_outliers, 1>, grouped_tile<Format, has_outliers, 2>,
+                                  grouped_tile<Format, has_outliers, 3>, grouped_tile<Format, has_outliers, 4>,
 #ifndef OCT_VEC_SCALAR
-                                  grouped_tile<Format, is_refined, 5>, grouped_tile<Format, is_refined, 6>,
+                                  grouped_tile<Format, has_outliers, 5>, grouped_tile<Format, has_outliers, 6>,
 #endif
 };
 template <bool continues>
@@ -81,9 +81,9 @@ inline const Tile* tiles_for(const oct_weight& weight, int operand_kind) {
   const Tile* tiles = bf16_tiles<false>;
   if (weight.layout == OCT_LAYOUT_BF16) return tiles;
   if (weight.layout == OCT_LAYOUT_INT8_CHANNEL) return channel_tiles;
-  bool is_refined = operand_kind == OCT_BUFFER_OPERAND_INT8_REFINED;
+  bool has_outliers = operand_kind == OCT_BUFFER_OPERAND_INT8_OUTLIERS;
   visit_format(weight, [&](auto tag) {
-    tiles = is_refined ? grouped_tiles<decltype(tag), true> : grouped_tiles<decltype(tag), false>;
+    tiles = has_outliers ? grouped_tiles<decltype(tag), true> : grouped_tiles<decltype(tag), false>;
   });
   return tiles;
 }

@@ -4,7 +4,7 @@
 // of codes of 4 bits hold all 8 steps of a group (8 * 2 * 15 * 127 = 30480), of 5 bits 4 steps, of 6 bits 2. Codes of 8
 // bits are multiplied as two of 4 bits. A step costs two instructions for 8 columns times 4 codes, and a shared broadcast.
 #pragma once
-#include "format.h"
+#include "outliers.h"
 
 namespace octavo {
 namespace {
@@ -180,22 +180,75 @@ template <int R>
   }
 }
 
+// The codes of step s of vector v, whole.
+template <class Format>
+[[gnu::always_inline]] inline __m256i load_whole_codes(const uint8_t* group, int s, int v) {
+  __m256i codes[2];
+  load_step<Format>(group, s, 0, codes);
+  if constexpr (halves_of_codes<Format> == 1) return codes[v];
+  __m256i upper[2];
+  load_step<Format>(group, s, 1, upper);
+  return _mm256_or_si256(codes[v], _mm256_slli_epi16(upper[v], 4));
+}
+
+// The weights of one column of a group.
+template <class Format>
+[[gnu::always_inline]] inline void load_column(const uint8_t* group, int column, __m256 (&weights)[2]) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
+  const uint16_t* scales = halves + column / Format::group * shape.columns;
+  const uint16_t* mins = halves + Format::scale_rows * shape.columns;
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
+    __m256i codes = load_whole_codes<Format>(group, column / 4, v);
+    __m256i code = _mm256_and_si256(_mm256_srli_epi32(codes, column % 4 * 8), _mm256_set1_epi32(255));
+    __m256 value = _mm256_cvtepi32_ps(_mm256_sub_epi32(code, _mm256_set1_epi32(Format::zero)));
+    __m256 scale = load_halves(scales + v * kLanes);
+    if constexpr (Format::has_min) {
+      weights[v] = _mm256_fmsub_ps(value, scale, load_halves(mins + v * kLanes));
+    } else {
+      weights[v] = _mm256_mul_ps(value, scale);
+    }
+  }
+}
+
+// Adds what the outliers of a group give. `kept` are those of the first row.
+template <class Format, int R>
+[[gnu::always_inline]] inline void add_outliers(const uint8_t* rows, int64_t row_bytes, const uint8_t* kept,
+                                                const uint8_t* panel, __m256 (&sums)[R][2]) {
+  uint32_t columns = outlier_columns<R>(rows, row_bytes);
+  if (columns == 0) return;
+  const float* outliers[R];
+  outliers_of_rows(rows, row_bytes, kept, outliers);
+  for (; columns != 0; columns &= columns - 1) {
+    int column = __builtin_ctz(columns);
+    __m256 weights[2];
+    load_column<Format>(panel, column, weights);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m256 outlier = _mm256_set1_ps(outliers[r][column]);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) sums[r][v] = _mm256_fmadd_ps(outlier, weights[v], sums[r][v]);
+    }
+  }
+}
+
 // out[R][16] = rows x panel.
-template <class Format, bool is_refined, int R>
+template <class Format, bool has_outliers, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
                          float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
-  const int64_t rest = num_groups * int64_t(sizeof(Int8Group));
+  const uint8_t* kept = rows + outliers_offset(num_groups);
   __m256 sums[R][2];
   clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
     fetch_next(ahead);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
     add_group<Format, R>(rows, row_bytes, panel, halves, sums);
-    if (is_refined && any_refined<R>(rows, row_bytes)) add_group<Format, R>(rows + rest, row_bytes, panel, halves, sums);
     if constexpr (Format::has_min) {
       subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
     }
+    if constexpr (has_outliers) add_outliers<Format, R>(rows, row_bytes, kept + g * kKeptBytes, panel, sums);
   }
   store_sums(sums, out, out_stride);
 }

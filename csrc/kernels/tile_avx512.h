@@ -1,6 +1,6 @@
 // Register tiles for AVX-512 with VNNI and BF16.
 #pragma once
-#include "format.h"
+#include "outliers.h"
 
 namespace octavo {
 namespace {
@@ -133,23 +133,65 @@ template <int R>
   }
 }
 
+// The weights of one column of a group.
+template <class Format>
+[[gnu::always_inline]] inline void load_column(const uint8_t* group, int column, __m512 (&weights)[2]) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
+  const uint16_t* scales = halves + column / Format::group * shape.columns;
+  const uint16_t* mins = halves + Format::scale_rows * shape.columns;
+  __m512i codes[2];
+  load_step<Format>(group, column / 4, codes);
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
+    __m512i code = _mm512_and_si512(_mm512_srli_epi32(codes[v], unsigned(column % 4 * 8)), _mm512_set1_epi32(255));
+    __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(Format::zero)));
+    __m512 scale = load_halves(scales + v * kLanes);
+    if constexpr (Format::has_min) {
+      weights[v] = _mm512_fmsub_ps(value, scale, load_halves(mins + v * kLanes));
+    } else {
+      weights[v] = _mm512_mul_ps(value, scale);
+    }
+  }
+}
+
+// Adds what the outliers of a group give. `kept` are those of the first row.
+template <class Format, int R>
+[[gnu::always_inline]] inline void add_outliers(const uint8_t* rows, int64_t row_bytes, const uint8_t* kept,
+                                                const uint8_t* panel, __m512 (&sums)[R][2]) {
+  uint32_t columns = outlier_columns<R>(rows, row_bytes);
+  if (columns == 0) return;
+  const float* outliers[R];
+  outliers_of_rows(rows, row_bytes, kept, outliers);
+  for (; columns != 0; columns &= columns - 1) {
+    int column = __builtin_ctz(columns);
+    __m512 weights[2];
+    load_column<Format>(panel, column, weights);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m512 outlier = _mm512_set1_ps(outliers[r][column]);
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_fmadd_ps(outlier, weights[v], sums[r][v]);
+    }
+  }
+}
+
 // out[R][32] = rows x panel.
-template <class Format, bool is_refined, int R>
+template <class Format, bool has_outliers, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
                          float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
-  const int64_t rest = num_groups * int64_t(sizeof(Int8Group));
+  const uint8_t* kept = rows + outliers_offset(num_groups);
   __m512 sums[R][2];
   clear_sums(sums);
   for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
     fetch_next(ahead);
     const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
-    const uint8_t* codes = rows;
-    const uint8_t* last = is_refined && any_refined<R>(rows, row_bytes) ? rows + rest : rows;
-    for (; codes <= last; codes += rest) add_group<Format, R>(codes, row_bytes, panel, halves, sums);
+    add_group<Format, R>(rows, row_bytes, panel, halves, sums);
     if constexpr (Format::has_min) {
       subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
     }
+    if constexpr (has_outliers) add_outliers<Format, R>(rows, row_bytes, kept + g * kKeptBytes, panel, sums);
   }
   store_sums(sums, out, out_stride);
 }

@@ -1,6 +1,6 @@
 // Register tiles of the portable build: plain loops over the same panels, in the same order.
 #pragma once
-#include "format.h"
+#include "outliers.h"
 
 namespace octavo {
 namespace {
@@ -24,23 +24,44 @@ inline float add_group(float sum, const Int8Group& row, const uint8_t* panel, co
   return sum;
 }
 
+template <class Format>
+inline float weight_at(const uint8_t* panel, const uint16_t* halves, int column, int k) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  int code = code_at(shape, Format::table, panel, column / kLanes, column % kLanes, k) - Format::zero;
+  float scale = half_to_float(halves[k / Format::group * shape.columns + column]);
+  if (!Format::has_min) return float(code) * scale;
+  return fmaf(float(code), scale, -half_to_float(halves[Format::scale_rows * shape.columns + column]));
+}
+
+// Adds what the outliers of a group give.
+template <class Format>
+inline float add_outliers(float sum, const Int8Group& row, const float* kept, const uint8_t* panel, const uint16_t* halves,
+                          int column) {
+  for (uint32_t left = row.outliers; left != 0; left &= left - 1) {
+    int k = __builtin_ctz(left);
+    sum = fmaf(kept[k], weight_at<Format>(panel, halves, column, k), sum);
+  }
+  return sum;
+}
+
 // out[R][columns] = rows x panel.
-template <class Format, bool is_refined, int R>
+template <class Format, bool has_outliers, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
                          float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
   for (int r = 0; r < R; ++r) {
     const Int8Group* row = &group_of_row(rows, row_bytes, r);
+    const float* kept = reinterpret_cast<const float*>(rows + r * row_bytes + outliers_offset(num_groups));
     for (int c = 0; c < shape.columns; ++c) {
       float sum = 0.0f;
       for (int64_t g = 0; g < num_groups; ++g) {
         const uint8_t* group = panel + g * shape.group_bytes;
         const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
         sum = add_group<Format>(sum, row[g], group, halves, c);
-        if (is_refined && row[g].is_refined) sum = add_group<Format>(sum, row[num_groups + g], group, halves, c);
         if (Format::has_min) {
           sum = fmaf(-half_to_float(halves[Format::scale_rows * shape.columns + c]), row[g].sum, sum);
         }
+        if (has_outliers) sum = add_outliers<Format>(sum, row[g], kept + g * kGroup, group, halves, c);
       }
       out[r * out_stride + c] = sum;
     }

@@ -48,7 +48,7 @@ from octavo.weights.gguf import GGUFType
 F32 = BufferKind.F32
 OPERAND_INT8 = BufferKind.OPERAND_INT8
 OPERAND_BF16 = BufferKind.OPERAND_BF16
-OPERAND_INT8_REFINED = BufferKind.OPERAND_INT8_REFINED
+OPERAND_INT8_OUTLIERS = BufferKind.OPERAND_INT8_OUTLIERS
 LOGIT_ROWS = RowSpace.LOGITS
 
 # Types the gguf package cannot quantise to: where their fp16 scales lie, and how large a value is without them.

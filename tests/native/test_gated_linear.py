@@ -20,7 +20,7 @@ ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh")
 
 
 def operand_of(weight: PackedWeight) -> BufferKind:
-    return operand_kind(weight.layout, refined=True)
+    return operand_kind(weight.layout, outliers=True)
 
 
 def gated(

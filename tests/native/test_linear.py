@@ -32,7 +32,7 @@ ONE_OF_EACH_LAYOUT = [
     (GGUFType.BF16, Layout.GROUPED),
     (GGUFType.F32, Layout.INT8_CHANNEL),
 ]
-REFINED_ABOVE = 3  # a group is refined if its largest value, squared, is so many times the average of the row's groups
+OUTLIER_ABOVE = 1.5  # times the average of what is largest in each group of the row
 
 
 def to_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
@@ -41,16 +41,13 @@ def to_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
     return ungrouped(codes * scales, values.shape[1])
 
 
-def to_refined_int8_groups(values: FloatArray) -> npt.NDArray[np.float64]:
-    """Values as the INT8_REFINED operand holds them: groups of outliers have second codes for what the first left."""
-    codes, scales = int8_codes(values)
+def to_int8_groups_and_outliers(values: FloatArray) -> npt.NDArray[np.float64]:
+    """Values as the INT8_OUTLIERS operand holds them: the outliers as they are, the others as if those were zero."""
     groups = groups_of_32(values)
-    rest_scales = (scales * np.float32(1 / 254)).astype(np.float32)
-    rest = np.rint((groups - codes * scales).astype(np.float32) * quotient(1, rest_scales))
-    assert np.abs(rest).max(initial=0) <= 127
-    squares = scales.astype(np.float64) ** 2
-    is_refined = squares > REFINED_ABOVE * squares.mean(1, keepdims=True)
-    return ungrouped(codes * scales + np.where(is_refined, rest * rest_scales, 0), values.shape[1])
+    total = np.abs(groups).max(-1).cumsum(-1, dtype=np.float32)[:, -1]  # added up one by one, as the kernel does
+    bound = np.float32(OUTLIER_ABOVE) / np.float32(groups.shape[1]) * total
+    outliers = np.where(np.abs(values) > bound[:, None], values, np.float32(0))
+    return outliers.astype(np.float64) + to_int8_groups(values - outliers)
 
 
 def int8_codes(values: FloatArray) -> tuple[npt.NDArray[np.float64], FloatArray]:
@@ -88,8 +85,8 @@ def operand_values(kind: BufferKind, values: FloatArray) -> npt.NDArray[np.float
             return to_int8_rows(values)
         case BufferKind.OPERAND_INT8:
             return to_int8_groups(values)
-        case BufferKind.OPERAND_INT8_REFINED:
-            return to_refined_int8_groups(values)
+        case BufferKind.OPERAND_INT8_OUTLIERS:
+            return to_int8_groups_and_outliers(values)
         case _:
             return to_bf16(values).astype(np.float64)
 
@@ -113,10 +110,10 @@ def product(
     *,
     bias: FloatArray | None = None,
     residual: FloatArray | None = None,
-    refined: bool = True,
+    outliers: bool = True,
 ) -> FloatArray:
     num_columns, num_inputs = weight.shape
-    operand = operand_kind(weight.layout, refined=refined)
+    operand = operand_kind(weight.layout, outliers=outliers)
     linear = Linear(1, 2, "w", num_columns, bias=None if bias is None else "b", accumulate=residual is not None)
     result = run(
         context,
@@ -131,9 +128,9 @@ def product(
 
 
 def assert_is_product(
-    found: FloatArray, x: FloatArray, weight: PackedWeight, added: FloatArray | float = 0.0, *, refined: bool = True
+    found: FloatArray, x: FloatArray, weight: PackedWeight, added: FloatArray | float = 0.0, *, outliers: bool = True
 ) -> None:
-    operand = operand_values(operand_kind(weight.layout, refined=refined), x)
+    operand = operand_values(operand_kind(weight.layout, outliers=outliers), x)
     values = weight.unpack().astype(np.float64)
     expected = operand @ values.T + added
     # Rounding grows with the size of what is added up; a minimum or zero point is subtracted from larger numbers.
@@ -152,8 +149,8 @@ def test_linear_is_the_product_for_every_number_of_rows(
         weight = tensor.pack(context, layout)
         for num_rows in ROW_COUNTS:
             x = with_outliers(rng, (num_rows, num_inputs))
-            for refined in (False, True):
-                assert_is_product(product(context, x, weight, refined=refined), x, weight, refined=refined)
+            for outliers in (False, True):
+                assert_is_product(product(context, x, weight, outliers=outliers), x, weight, outliers=outliers)
 
 
 @pytest.mark.parametrize("num_columns", [1, 8, 31, 64, 65, 200])
@@ -203,10 +200,10 @@ def test_a_row_has_the_same_bits_whatever_the_batch(
     """The promise that a request gets the same tokens alone and in any batch rests on this."""
     weight = random_tensor(rng, encoding, (150, 768)).pack(context, layout)
     x = with_outliers(rng, (100, 768))
-    for refined in (False, True):
-        whole = product(context, x, weight, refined=refined)
+    for outliers in (False, True):
+        whole = product(context, x, weight, outliers=outliers)
         for first, count in [(0, 1), (99, 1), (3, 2), (10, 3), (20, 5), (31, 7), (40, 24), (1, 99)]:
-            part = product(context, x[first : first + count], weight, refined=refined)
+            part = product(context, x[first : first + count], weight, outliers=outliers)
             np.testing.assert_array_equal(part, whole[first : first + count])
 
 
@@ -229,12 +226,12 @@ def test_instruction_sets_and_teams_agree_to_the_bit(encoding: GGUFType, rng: np
     """Products of int8 operands: so a machine with AVX-512 and one without give the same logits."""
     tensor = random_tensor(rng, encoding, (70, 512))
     x = with_outliers(rng, (13, 512))
-    for refined in (False, True):
+    for outliers in (False, True):
         results = []
         for isa, threads in [(isa, threads) for isa in supported_isas() for threads in (1, 4)]:
             context = Context(isa, threads)
             weight = tensor.pack(context, layout_of(encoding, "int8"))
-            results.append(product(context, x, weight, refined=refined))
+            results.append(product(context, x, weight, outliers=outliers))
         for result in results[1:]:
             np.testing.assert_array_equal(result, results[0])
 
@@ -245,17 +242,47 @@ def test_extreme_codes_do_not_overflow(context: Context) -> None:
     for encoding in QUANTIZED:
         for weight in extreme_weights(context, encoding):
             for sign in (np.float32(1), np.float32(-1)):
-                assert_is_product(product(context, x * sign, weight, refined=False), x * sign, weight, refined=False)
+                assert_is_product(product(context, x * sign, weight, outliers=False), x * sign, weight, outliers=False)
 
 
-def test_refined_outliers_are_nearly_exact(context: Context, rng: np.random.Generator) -> None:
+def test_outliers_are_exact(context: Context, rng: np.random.Generator) -> None:
     """One large column would make the step size of its whole group coarse."""
     weight = random_tensor(rng, GGUFType.Q8_0, (33, 256)).pack(context, Layout.GROUPED)
     x = rng.normal(0, 1, (9, 256)).astype(np.float32)
     x[:, 70] = 100
     exact = x.astype(np.float64) @ weight.unpack().astype(np.float64).T
-    plain, refined = (np.abs(product(context, x, weight, refined=r) - exact).mean() for r in (False, True))
-    assert refined < plain / 10
+    plain, apart = (np.abs(product(context, x, weight, outliers=o) - exact).mean() for o in (False, True))
+    assert apart < plain / 10
+
+
+@pytest.mark.parametrize(("encoding", "layout"), ONE_OF_EACH_LAYOUT, ids=by_name)
+def test_outliers_of_one_row_do_not_touch_another(
+    context: Context, encoding: GGUFType, layout: Layout, rng: np.random.Generator
+) -> None:
+    """Rows of a tile share the columns that are outliers in any of them: here another one in each, and whole groups."""
+    num_inputs = 8 * 32 + 23 if encoding in PLAIN else 2 * max(encoding.block_size, 128)
+    weight = random_tensor(rng, encoding, (70, num_inputs)).pack(context, layout)
+    x = rng.normal(0, 1, (11, num_inputs)).astype(np.float32)
+    for row in range(len(x)):
+        x[row, rng.choice(num_inputs, 3)] *= 40
+    x[1] = 0
+    x[2, 32:64] = 50
+    x[3, -1] = -60
+    x[4, [0, 31, 32, 63]] = 1e30
+    together = product(context, x, weight)
+    for row in range(len(x)):
+        alone = product(context, x[row : row + 1], weight)
+        np.testing.assert_array_equal(alone[0], together[row])
+        assert_is_product(alone, x[row : row + 1], weight)
+
+
+def test_a_row_that_is_not_finite_does_not_touch_another(context: Context, rng: np.random.Generator) -> None:
+    weight = random_tensor(rng, GGUFType.Q4_1, (40, 256)).pack(context, Layout.GROUPED)
+    x = with_outliers(rng, (6, 256))
+    clean = product(context, x, weight)
+    x[2, 5], x[4, 100] = np.inf, np.nan
+    for row in (0, 1, 3, 5):
+        np.testing.assert_array_equal(product(context, x, weight)[row], clean[row])
 
 
 def extreme_weights(context: Context, encoding: GGUFType) -> Sequence[PackedWeight]:

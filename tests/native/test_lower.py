@@ -108,19 +108,19 @@ def test_buffers_do_not_grow_with_layers() -> None:
     assert num_buffers(2) == num_buffers(9)
 
 
-def test_only_what_norms_give_is_refined() -> None:
+def test_only_what_norms_give_keeps_outliers_apart() -> None:
     """Queries, keys, values, gate, up and the head read normalised rows; outputs of attention and gates are plain."""
     text = lowered("llama")
-    assert {kinds(text, norm.dst)[0] for norm in of_type(text, op.RmsNorm)} == {BufferKind.OPERAND_INT8_REFINED}
+    assert {kinds(text, norm.dst)[0] for norm in of_type(text, op.RmsNorm)} == {BufferKind.OPERAND_INT8_OUTLIERS}
     plain = [*of_type(text, op.GatedLinear), *of_type(text, op.Quantize)]
     assert {kinds(text, operation.dst)[0] for operation in plain} == {BufferKind.OPERAND_INT8}
-    assert kinds(text, *(sample.src for sample in of_type(text, op.Sample))) == [BufferKind.OPERAND_INT8_REFINED]
+    assert kinds(text, *(sample.src for sample in of_type(text, op.Sample))) == [BufferKind.OPERAND_INT8_OUTLIERS]
 
 
 def test_a_bf16_weight_beside_int8_ones_gets_an_operand_of_its_own() -> None:
     text = lowered("llama", **{"attention.v": Layout.BF16, "up": Layout.BF16})
     attention_norm, feed_forward_norm = of_type(text, op.RmsNorm)[:2]
-    both = [BufferKind.OPERAND_BF16, BufferKind.OPERAND_INT8_REFINED]
+    both = [BufferKind.OPERAND_BF16, BufferKind.OPERAND_INT8_OUTLIERS]
     assert kinds(text, attention_norm.dst, attention_norm.dst2) == both
     assert kinds(text, feed_forward_norm.dst, feed_forward_norm.dst2) == both
     q, k, v = of_type(text, op.Linear)[:3]

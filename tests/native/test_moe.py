@@ -57,13 +57,13 @@ class Experts:
         shares, chosen = probabilities.topk(self.num_active)
         if renormalise:
             shares = shares / shares.sum(-1, keepdim=True)
-        rounded = torch.from_numpy(operand_values(operand_kind(self.layout, refined=True), x))
+        rounded = torch.from_numpy(operand_values(operand_kind(self.layout, outliers=True), x))
         result = torch.zeros(len(x), COLUMNS, dtype=torch.float64)
         for row in range(len(x)):
             for share, expert in zip(shares[row], chosen[row].tolist(), strict=True):
                 gate, up, down = (self._values(name, expert) for name in ("gate", "up", "down"))
                 inner = torch.nn.functional.silu(gate @ rounded[row]) * (up @ rounded[row])
-                inner_values = operand_values(operand_kind(self.layout, refined=False), inner.float().numpy()[None])
+                inner_values = operand_values(operand_kind(self.layout, outliers=False), inner.float().numpy()[None])
                 result[row] += share * (down @ torch.from_numpy(inner_values)[0])
         return result.numpy()
 

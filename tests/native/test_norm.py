@@ -10,7 +10,7 @@ from octavo.backends.native.instructions import Buffer, BufferKind, Linear, Quan
 from octavo.backends.native.library import Context, FloatArray
 from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
-from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, OPERAND_INT8_REFINED, Chunk, Step, random_tensor, run
+from tests.native.harness import F32, OPERAND_BF16, OPERAND_INT8, OPERAND_INT8_OUTLIERS, Chunk, Step, random_tensor, run
 from tests.native.reference import rms_norm
 
 EPSILON = 1e-5
@@ -58,7 +58,7 @@ def test_norm_adds_to_fp32(context: Context, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(result.buffers[1], y + expected(x, weight).numpy(), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", [OPERAND_INT8, OPERAND_INT8_REFINED])
+@pytest.mark.parametrize("kind", [OPERAND_INT8, OPERAND_INT8_OUTLIERS])
 @pytest.mark.parametrize("columns", [32, 96, 576])
 def test_norm_to_operands_is_norm_then_quantize(
     context: Context, columns: int, kind: BufferKind, rng: np.random.Generator

@@ -21,7 +21,7 @@ from tests.native.harness import (
     LOGIT_ROWS,
     OPERAND_BF16,
     OPERAND_INT8,
-    OPERAND_INT8_REFINED,
+    OPERAND_INT8_OUTLIERS,
     Chunk,
     Sampling,
     Step,
@@ -39,7 +39,7 @@ BUFFERS = [
     Buffer(F32, 64, LOGIT_ROWS),  # 4
     Buffer(OPERAND_INT8, 64, LOGIT_ROWS),  # 5
     Buffer(F32, 16),  # 6: a rotary table
-    Buffer(OPERAND_INT8_REFINED, 64),  # 7
+    Buffer(OPERAND_INT8_OUTLIERS, 64),  # 7
 ]
 
 
@@ -94,7 +94,7 @@ WRONG: list[tuple[Operation, str]] = [
     (op.GatedLinear(1, 0, "u8", "wide", "silu"), "gate has 64 rows and up 96"),
     (op.GatedLinear(1, 1, "u8", "u8", "silu"), "is also a source"),
     (op.GatedLinear(1, 0, "u8", "bf16", "silu"), "src_up"),
-    (op.GatedLinear(1, 7, "u8", "u8", "silu"), "a refined int8 operand, which takes whole rows"),
+    (op.GatedLinear(1, 7, "u8", "u8", "silu"), "of kind int8 operand with outliers, which takes whole rows"),
     (op.RopeKv(3, 6, 3, KV), "3 heads cannot share 2"),
     (op.RopeKv(3, 6, 8, KV), r"qkv \(buffer 3\) has 128 columns, but needs 192"),
     (op.RopeKv(3, 0, 4, KV), r"rotary \(buffer 0\) has 64 columns, but heads have 16"),

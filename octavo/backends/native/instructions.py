@@ -18,7 +18,7 @@ class BufferKind(IntEnum):
     F32 = 0
     OPERAND_INT8 = 1
     OPERAND_BF16 = 2
-    OPERAND_INT8_REFINED = 3
+    OPERAND_INT8_OUTLIERS = 3
     OPERAND_INT8_ROW = 4
 
 

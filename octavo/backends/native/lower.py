@@ -31,13 +31,13 @@ from octavo.graph.trace import Graph
 from octavo.quant.gguf import Layout
 
 
-def operand_kind(layout: Layout, *, refined: bool) -> BufferKind:
-    """In which form a matrix in `layout` takes activations, those of integer codes with outliers `refined` or not."""
+def operand_kind(layout: Layout, *, outliers: bool) -> BufferKind:
+    """In which form a matrix in `layout` takes activations; `outliers`: those of integer codes keep outliers apart."""
     if layout is Layout.BF16:
         return BufferKind.OPERAND_BF16
     if layout is Layout.INT8_CHANNEL:
         return BufferKind.OPERAND_INT8_ROW
-    return BufferKind.OPERAND_INT8_REFINED if refined else BufferKind.OPERAND_INT8
+    return BufferKind.OPERAND_INT8_OUTLIERS if outliers else BufferKind.OPERAND_INT8
 
 
 def lower(graph: Graph, layouts: Mapping[str, Layout]) -> ProgramText:
@@ -116,9 +116,9 @@ class _Lowering:
         """In which form `user` takes its activations.
 
         What a norm gives has outliers in a few columns, always about the same ones, which cause most of the error of
-        rounding it: it is refined. See docs/decisions/0002.
+        rounding it: they are kept apart. See docs/decisions/0002.
         """
-        return operand_kind(self._layouts[user.weight.name], refined=_is_normalised(user.x))
+        return operand_kind(self._layouts[user.weight.name], outliers=_is_normalised(user.x))
 
     def kinds_needed(self, node: ops.Tensor) -> list[BufferKind]:
         """In which forms the users of `node` want it."""
