@@ -12,13 +12,18 @@
 namespace octavo {
 namespace {
 
-int64_t head_bytes(const oct_kv_group& group) {
-  bool int8 = group.dtype == OCT_KV_INT8;
-  int64_t element_bytes = int8 ? 1 : sizeof(uint16_t), scale_bytes = int8 ? sizeof(float) : 0;
-  return OCT_BLOCK_TOKENS * (group.head_size * element_bytes + scale_bytes);
+int64_t values_bytes(const oct_kv_group& group) {
+  return int64_t(OCT_BLOCK_TOKENS) * group.head_size * (group.dtype == OCT_KV_INT8 ? 1 : int64_t(sizeof(uint16_t)));
 }
 
-int64_t page_bytes(const oct_kv_group& group) { return 2 * group.num_kv_heads * head_bytes(group); }
+int64_t keys_bytes(const oct_kv_group& group) {
+  int64_t scales = group.dtype == OCT_KV_INT8 ? 2 * OCT_BLOCK_TOKENS : 0;  // of keys and of values
+  return values_bytes(group) + scales * int64_t(sizeof(float));
+}
+
+int64_t page_bytes(const oct_kv_group& group) {
+  return group.num_kv_heads * (keys_bytes(group) + values_bytes(group));
+}
 
 void check_group(const oct_kv_group& group) {
   bool positive = group.num_blocks >= 1 && group.num_kv_heads >= 1 && group.head_size >= 2 && group.window >= 0;
@@ -56,8 +61,8 @@ oct_kv_cache::oct_kv_cache(std::vector<oct_kv_group> groups, std::vector<int32_t
 
 octavo::KvLayer oct_kv_cache::layer(int index) const {
   const oct_kv_group& group = groups_[size_t(group_of(index))];
-  return {memory_[size_t(index)].data(), octavo::head_bytes(group), octavo::page_bytes(group), group.num_kv_heads,
-          group.head_size, group.window, group.dtype};
+  return {memory_[size_t(index)].data(), octavo::keys_bytes(group), octavo::values_bytes(group),
+          octavo::page_bytes(group), group.num_kv_heads, group.head_size, group.window, group.dtype};
 }
 
 void oct_kv_cache::copy_blocks(const oct_step& step, octavo::ThreadShare share) const {

@@ -151,14 +151,14 @@ inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int index, 
   int end_token = queries.first_position + queries.num_tokens - (index * kKeyTilePages + tile.first) * kPage;
   int page_tokens = (tile.end - tile.first) * kPage;
   tile.num_tokens = end_token < page_tokens ? end_token : page_tokens;
-  tile.keys_to_values = kv.head_bytes;
+  tile.keys_to_values = kv.keys_bytes;
   for (int i = tile.first; i < tile.end; ++i) {
     tile.keys[i] = place.pages->pages[i] + kv.keys_offset(place.head);
     bool exists = i >= next.pages->first && i < next.pages->end;
     const uint8_t* values = tile.keys[i] + tile.keys_to_values;
     tile.values_to_next[i] = exists ? next.pages->pages[i] + kv.keys_offset(next.head) - values : 0;
   }
-  if constexpr (Pages::has_scales) Pages::load_scales(tile, kv.head_size);
+  if constexpr (Pages::has_scales) Pages::load_value_scales(tile, kv.head_size);
   return tile;
 }
 

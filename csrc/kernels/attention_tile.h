@@ -20,8 +20,7 @@ struct KeyTile {
   const uint8_t* keys[kKeyTilePages];
   int64_t keys_to_values;                 // bytes
   int64_t values_to_next[kKeyTilePages];  // to the keys that are needed next, or 0: for prefetching
-  float key_scales[kKeyTile];             // where elements are integers
-  float value_scales[kKeyTile];
+  float value_scales[kKeyTile];           // where elements are integers
 };
 
 // Stands for minus infinity: far below any score, and so far below kHiddenBase that 2^(kHidden - kHiddenBase) is zero.
@@ -39,9 +38,10 @@ struct TileRows {
 
 template <class Pages, int rows, int pages, bool prefetches>
 [[gnu::noinline]] void score_pages(const typename Pages::Left* q, int head_size, const uint8_t* const* keys,
-                                   int64_t ahead, const float* q_scales, const float* key_scales, float* scores) {
+                                   int64_t ahead, const float* q_scales, float* scores) {
   using Element = typename Pages::Element;
   constexpr int vectors_per_page = kPage / F32::width, vectors = pages * vectors_per_page;
+  constexpr int step_bytes = 2 * kPage * sizeof(Element);
   const Element* right[vectors];
   typename Pages::Sum sum[rows][vectors];
 #pragma GCC unroll 16
@@ -53,12 +53,25 @@ template <class Pages, int rows, int pages, bool prefetches>
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
   }
-  Pages::template add_products<rows, vectors, prefetches>(sum, q, head_size, right, 2 * kPage, head_size / 2, ahead);
+  for (int k = 0; k < head_size / 2; ++k) {
+    const Element* step[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) step[v] = right[v] + int64_t(k) * (2 * kPage);
+    if constexpr (prefetches) {
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v += vectors_per_page) {
+        prefetch_step<step_bytes>(right[v], int64_t(k) * step_bytes, ahead);
+      }
+    }
+    Pages::template add_products<rows, vectors>(sum, q + 2 * k, head_size, step);
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) {
-      Pages::score(sum[r][v], q_scales + r, key_scales + v * F32::width).store(scores + r * kKeyTile + v * F32::width);
+      const uint8_t* keys_end = keys[v / vectors_per_page] + int64_t(head_size / 2) * step_bytes;
+      const float* key_scales = reinterpret_cast<const float*>(keys_end) + v % vectors_per_page * F32::width;
+      Pages::score(sum[r][v], q_scales + r, key_scales).store(scores + r * kKeyTile + v * F32::width);
     }
   }
 }
@@ -75,7 +88,7 @@ inline void score_rows(const typename Pages::Left* q, const float* q_scales, int
       keys[i] = tile.keys[wanted < tile.first ? tile.first : wanted < tile.end ? wanted : tile.end - 1];
     }
     score_pages<Pages, rows, at_once, prefetches>(q, head_size, keys, tile.keys_to_values, q_scales,
-                                                  tile.key_scales + page * kPage, scores + page * kPage);
+                                                  scores + page * kPage);
   }
 }
 
@@ -116,11 +129,14 @@ template <class Pages, class SeenOf>
 inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows, int first, int end,
                          const float* value_scales, SeenOf seen_of) {
   constexpr int width = F32::width, vectors = kSoftmaxStep / width;
-  typename Pages::template Weights<kSoftmaxRows> weights(value_scales);
+  typename Pages::RowWeights weights[kSoftmaxRows];
   F32 sums[kSoftmaxRows];
   for (int r = 0; r < num_rows; ++r) {
-    float* scores = tile_rows.scores + (first_row + r) * kKeyTile;
-    tile_rows.maximum[first_row + r] = mask_row(scores, first, end, seen_of(first_row + r));
+    int row = first_row + r;
+    Seen seen = seen_of(row);
+    tile_rows.maximum[row] = mask_row(tile_rows.scores + row * kKeyTile, first, end, seen);
+    weights[r] = Pages::row_weights(value_scales, seen.first, seen.end < end ? seen.end : end,
+                                    tile_rows.weight_scale + row);
   }
   for (int r = 0; r < num_rows; ++r) {
     float* scores = tile_rows.scores + (first_row + r) * kKeyTile;
@@ -133,15 +149,13 @@ inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows,
         F32 other = exp2_finite(F32::load(scores + i + (v + 1) * width) - base);
         sum[v] = sum[v] + one;
         sum[v + 1] = sum[v + 1] + other;
-        weights.put(scores, r, i + v * width, one, other);
+        Pages::store_weights(scores, i + v * width, one, other, weights[r]);
       }
     }
     for (int v = 1; v < vectors; ++v) sum[0] = sum[0] + sum[v];
     sums[r] = sum[0];
   }
   for (int r = 0; r < num_rows; ++r) tile_rows.sum[first_row + r] = sums[r].sum();
-  weights.finish(tile_rows.scores + first_row * kKeyTile, kKeyTile, num_rows, first, end,
-                 tile_rows.weight_scale + first_row);
 }
 
 // ---- output = keep * output + add * weights v --------------------------------------------------------------------
@@ -158,21 +172,23 @@ template <class Pages, int rows, int vectors, bool prefetches>
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
   }
-  const Element* right[vectors];
+  constexpr int step_bytes = 2 * vectors * F32::width * sizeof(Element);
   int tokens = tile.num_tokens;
   for (int page = tile.first; page < tile.end; ++page, tokens -= kPage) {
-    const Element* values = reinterpret_cast<const Element*>(tile.keys[page] + tile.keys_to_values);
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) right[v] = values + 2 * (column + v * F32::width);
+    const Element* values = reinterpret_cast<const Element*>(tile.keys[page] + tile.keys_to_values) + 2 * column;
     const Left* page_weights = weights + page * kPage;
-    int num_tokens = tokens < kPage ? tokens : kPage;
-    Pages::template add_products<rows, vectors, prefetches>(sum, page_weights, kWeightsStride<Pages>, right,
-                                                            2 * head_size, num_tokens / 2, tile.values_to_next[page]);
-    if (num_tokens % 2 == 1) {
+    int num_pairs = tokens < kPage ? tokens / 2 : kPage / 2;
+    const Element* right[vectors];
+    for (int pair = 0; pair < num_pairs; ++pair, values += 2 * head_size, page_weights += 2) {
 #pragma GCC unroll 16
-      for (int v = 0; v < vectors; ++v) right[v] += num_tokens / 2 * (2 * head_size);
-      Pages::template add_first_products<rows, vectors>(sum, page_weights + num_tokens - 1, kWeightsStride<Pages>,
-                                                        right);
+      for (int v = 0; v < vectors; ++v) right[v] = values + 2 * v * F32::width;
+      if constexpr (prefetches) prefetch_step<step_bytes>(values, 0, tile.values_to_next[page]);
+      Pages::template add_products<rows, vectors>(sum, page_weights, kWeightsStride<Pages>, right);
+    }
+    if (tokens < kPage && tokens % 2 == 1) {
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) right[v] = values + 2 * v * F32::width;
+      Pages::template add_first_products<rows, vectors>(sum, page_weights, kWeightsStride<Pages>, right);
     }
   }
 #pragma GCC unroll 8

@@ -121,19 +121,22 @@ struct GatedLinearArgs {
   Destination dst;
 };
 
-// KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head: K as [C / 2][16 tokens][2],
-// then V as [16 / 2 token pairs][C][2]; int8 is followed by the 16 scales, both times. Zero when created.
+// KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head: K as
+// [C / 2][16 tokens][2], then V as [16 / 2 token pairs][C][2]. With int8 codes, 16 scales of keys and 16 of values lie
+// between, so that they come with the keys. Zero when created.
 struct KvLayer {
   uint8_t* data;
-  int64_t head_bytes;  // of keys or values of one head in a page
-  int64_t page_bytes;  // 2 * G * head_bytes
+  int64_t keys_bytes;    // of one head in a page, with scales
+  int64_t values_bytes;  // of one head in a page
+  int64_t page_bytes;
   int32_t num_kv_heads;
   int32_t head_size;
   int32_t window;  // a query sees the last `window` positions, itself included; 0: all
   int32_t dtype;   // oct_kv_dtype
 
-  int64_t keys_offset(int head) const { return 2 * head * head_bytes; }
-  int64_t values_offset(int head) const { return (2 * head + 1) * head_bytes; }
+  int64_t keys_offset(int head) const { return head * (keys_bytes + values_bytes); }
+  int64_t values_offset(int head) const { return keys_offset(head) + keys_bytes; }
+  int64_t codes_bytes() const { return int64_t(OCT_BLOCK_TOKENS) * head_size; }  // of int8
 };
 
 struct Batch {  // the ragged batch of the step, with the block table of one group of layers

@@ -34,20 +34,17 @@ struct Bf16Pages {
   }
 
   // Softmax weights take the place of rows of scores.
-  template <int rows>
-  struct Weights {
-    explicit Weights(const float*) {}
-    void put(float* scores, int, int i, F32 one, F32 other) {
-      Left* dst = reinterpret_cast<Left*>(scores);
+  struct RowWeights {};
+  static RowWeights row_weights(const float*, int, int, float*) { return {}; }
+  static void store_weights(float* scores, int i, F32 one, F32 other, RowWeights) {
+    Left* dst = reinterpret_cast<Left*>(scores);
 #ifdef OCT_VEC_AVX512
-      _mm512_storeu_si512(dst + i, (__m512i)_mm512_cvtne2ps_pbh(other.v, one.v));
+    _mm512_storeu_si512(dst + i, (__m512i)_mm512_cvtne2ps_pbh(other.v, one.v));
 #else
-      one.store(dst + i);
-      other.store(dst + i + F32::width);
+    one.store(dst + i);
+    other.store(dst + i + F32::width);
 #endif
-    }
-    void finish(float*, int, int, int, int, float*) {}
-  };
+  }
 
   static F32 score(F32 sum, const float*, const float*) { return sum; }
   template <class Value>
@@ -56,47 +53,40 @@ struct Bf16Pages {
   }
   static float product(Left weight, Element value) { return left_to_float(weight) * bf16_to_float(value); }
 
-  // sum[r][v] += left[r][2k] * right[v][k][lane][0] + left[r][2k + 1] * right[v][k][lane][1], k ascending. Vector v
-  // starts at right[v] and advances by right_stride elements a pair. Each element is summed in the same order whatever
-  // the tile. The cache lines `ahead` bytes from those read are prefetched.
-  template <int rows, int vectors, bool prefetches>
+  // sum[r][v] += left[r][0] * right[v][lane][0] + left[r][1] * right[v][lane][1], in this order.
+  template <int rows, int vectors>
   [[gnu::always_inline]] static void add_products(F32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
-                                                  const Element* const (&right)[vectors], int64_t right_stride,
-                                                  int num_pairs, int64_t ahead) {
-    for (int k = 0; k < num_pairs; ++k) {
-      if constexpr (prefetches) prefetch_step<vectors, 4 * F32::width>(right, k * right_stride, ahead);
+                                                  const Element* const (&right)[vectors]) {
 #if defined(OCT_VEC_SCALAR)
 #pragma GCC unroll 8
-      for (int r = 0; r < rows; ++r) {
-        float even = left[r * left_stride + 2 * k], odd = left[r * left_stride + 2 * k + 1];
+    for (int r = 0; r < rows; ++r) {
+      float even = left[r * left_stride], odd = left[r * left_stride + 1];
 #pragma GCC unroll 16
-        for (int v = 0; v < vectors; ++v) {
-          const Element* pair = right[v] + k * right_stride;
-          sum[r][v].v += even * bf16_to_float(pair[0]);
-          sum[r][v].v += odd * bf16_to_float(pair[1]);
-        }
+      for (int v = 0; v < vectors; ++v) {
+        sum[r][v].v += even * bf16_to_float(right[v][0]);
+        sum[r][v].v += odd * bf16_to_float(right[v][1]);
       }
-#elif defined(OCT_VEC_AVX512)
-      __m512i pairs[vectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) pairs[v] = _mm512_loadu_si512(right[v] + k * right_stride);
-#pragma GCC unroll 8
-      for (int r = 0; r < rows; ++r) {
-        int32_t both;
-        memcpy(&both, left + r * left_stride + 2 * k, sizeof both);
-        __m512i left_pair = _mm512_set1_epi32(both);
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; ++v) {
-          sum[r][v].v = _mm512_dpbf16_ps(sum[r][v].v, (__m512bh)left_pair, (__m512bh)pairs[v]);
-        }
-      }
-#else
-      add_pair_product(sum, left + 2 * k, left_stride, right, k * right_stride);
-#endif
     }
+#elif defined(OCT_VEC_AVX512)
+    __m512i pairs[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) pairs[v] = _mm512_loadu_si512(right[v]);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      int32_t both;
+      memcpy(&both, left + r * left_stride, sizeof both);
+      __m512i left_pair = _mm512_set1_epi32(both);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        sum[r][v].v = _mm512_dpbf16_ps(sum[r][v].v, (__m512bh)left_pair, (__m512bh)pairs[v]);
+      }
+    }
+#else
+    add_pair_product(sum, left, left_stride, right, 0);
+#endif
   }
 
-  // The same for one k and the first of its pair only; the second is not looked at, whatever it holds.
+  // The same for the first of each pair only; the second is not looked at, whatever it holds.
   template <int rows, int vectors>
   [[gnu::always_inline]] static void add_first_products(F32 (&sum)[rows][vectors], const Left* left,
                                                         int64_t left_stride, const Element* const (&right)[vectors]) {

@@ -110,45 +110,38 @@ struct Int8Pages {
     }
   }
 
-  // Softmax weights times the values' scales take the place of rows of scores.
-  template <int rows>
-  struct Weights {
+  // Softmax weights times the values' scales take the place of rows of scores. What they count follows from the largest
+  // scale among the keys the row sees, [first, end) of the tile.
+  struct RowWeights {
     const float* value_scales;
-    F32 largest[rows];
-    explicit Weights(const float* scales) : value_scales(scales) {
-      for (int r = 0; r < rows; ++r) largest[r] = F32::zero();
-    }
-    void put(float* scores, int row, int i, F32 one, F32 other) {
-      one = one * F32::load(value_scales + i);
-      other = other * F32::load(value_scales + i + F32::width);
-      largest[row] = max(one, max(other, largest[row]));
-      one.store(scores + i);
-      other.store(scores + i + F32::width);
-    }
-    void finish(float* scores, int stride, int num_rows, int first, int end, float* weight_scales) {
-      for (int row = 0; row < num_rows; ++row, scores += stride) {
-        CodeScale found = code_scale({largest[row].max(), 0.0f}, kLargestInt16);
-        weight_scales[row] = found.scale;
-        store_weights(scores, first, end, found.inverse);
-      }
-    }
-
-    static void store_weights(float* scores, int first, int end, float inverse) {
-      Left* dst = reinterpret_cast<Left*>(scores);
-      for (int i = first; i < end; i += F32::width) {
-        F32 weight = F32::load(scores + i) * F32::set1(inverse);
-#if defined(OCT_VEC_SCALAR)
-        dst[i] = Left(nearbyintf(weight.v));
-#elif defined(OCT_VEC_AVX512)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(weight.v)));
-#else
-        __m256i codes = _mm256_cvtps_epi32(weight.v);
-        __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + i), _mm256_castsi256_si128(packed));
-#endif
-      }
-    }
+    F32 inverse;
   };
+  static RowWeights row_weights(const float* value_scales, int first, int end, float* weight_scale) {
+    F32 largest = F32::zero();
+    int i = first;
+    for (; i + F32::width <= end; i += F32::width) largest = max(F32::load(value_scales + i), largest);
+    float found = largest.max();
+    for (; i < end; ++i) found = value_scales[i] > found ? value_scales[i] : found;
+    CodeScale scale = code_scale({found, 0.0f}, kLargestInt16);
+    *weight_scale = scale.scale;
+    return {value_scales, F32::set1(scale.inverse)};
+  }
+  static void store_weights(float* scores, int i, F32 one, F32 other, const RowWeights& row) {
+    store_weight(scores, i, one * F32::load(row.value_scales + i) * row.inverse);
+    store_weight(scores, i + F32::width, other * F32::load(row.value_scales + i + F32::width) * row.inverse);
+  }
+  static void store_weight(float* scores, int i, F32 weight) {
+    Left* dst = reinterpret_cast<Left*>(scores) + i;
+#if defined(OCT_VEC_SCALAR)
+    *dst = Left(nearbyintf(weight.v));
+#elif defined(OCT_VEC_AVX512)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(weight.v)));
+#else
+    __m256i codes = _mm256_cvtps_epi32(weight.v);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm256_castsi256_si128(packed));
+#endif
+  }
 
   static F32 score(I32 sum, const float* q_scale, const float* key_scales) {
     return sum.to_float() * (F32::set1(*q_scale) * F32::load(key_scales));
@@ -157,60 +150,51 @@ struct Int8Pages {
   static float output(float sum, float weight_scale) { return sum * weight_scale; }
   static float product(Left weight, Element value) { return float(weight * value); }
 
-  // The scales of a key tile's tokens; those of slots no query sees are zero, whatever was left there.
+  // The scales of a key tile's values, which in a page follow those of the keys; those of slots no query sees are zero,
+  // whatever was left there.
   template <class KeyTile>
-  static void load_scales(KeyTile& tile, int head_size) {
+  static void load_value_scales(KeyTile& tile, int head_size) {
     memset(tile.value_scales, 0, sizeof tile.value_scales);
-    int64_t codes_bytes = int64_t(kPage) * head_size;
+    int64_t offset = int64_t(kPage) * head_size + kPage * int64_t(sizeof(float));
     int tokens = tile.num_tokens;
     for (int page = tile.first; page < tile.end; ++page, tokens -= kPage) {
-      const uint8_t* keys = tile.keys[page];
-      memcpy(tile.key_scales + page * kPage, keys + codes_bytes, kPage * sizeof(float));
-      memcpy(tile.value_scales + page * kPage, keys + tile.keys_to_values + codes_bytes,
-             size_t(tokens < kPage ? tokens : kPage) * sizeof(float));
-      const uint8_t* next = keys + tile.keys_to_values + tile.values_to_next[page] + codes_bytes;
+      const uint8_t* scales = tile.keys[page] + offset;
+      memcpy(tile.value_scales + page * kPage, scales, size_t(tokens < kPage ? tokens : kPage) * sizeof(float));
+      const uint8_t* next = scales + tile.keys_to_values + tile.values_to_next[page];
       __builtin_prefetch(next);
-      __builtin_prefetch(next + tile.keys_to_values);
+      __builtin_prefetch(next - kPage * sizeof(float));
     }
   }
 
   // As in bf16. Exact, since sums of a head or of a tile's tokens fit.
-  template <int rows, int vectors, bool prefetches>
+  template <int rows, int vectors>
   [[gnu::always_inline]] static void add_products(I32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
-                                                  const Element* const (&right)[vectors], int64_t right_stride,
-                                                  int num_pairs, int64_t ahead) {
-    for (int k = 0; k < num_pairs; ++k) {
-      if constexpr (prefetches) {
-        if (right_stride >= 64 || k * right_stride % 64 == 0) {
-          prefetch_step<vectors, 2 * F32::width>(right, k * right_stride, ahead);
-        }
-      }
-      add_pair<rows, vectors>(sum, left + 2 * k, left_stride, right, k * right_stride, true);
-    }
+                                                  const Element* const (&right)[vectors]) {
+    add_pair<rows, vectors>(sum, left, left_stride, right, true);
   }
 
   template <int rows, int vectors>
   [[gnu::always_inline]] static void add_first_products(I32 (&sum)[rows][vectors], const Left* left,
                                                         int64_t left_stride, const Element* const (&right)[vectors]) {
-    add_pair<rows, vectors>(sum, left, left_stride, right, 0, false);
+    add_pair<rows, vectors>(sum, left, left_stride, right, false);
   }
 
  private:
   template <int rows, int vectors>
   [[gnu::always_inline]] static void add_pair(I32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
-                                              const Element* const (&right)[vectors], int64_t offset, bool both) {
+                                              const Element* const (&right)[vectors], bool both) {
 #if !defined(OCT_VEC_SCALAR)
 #if defined(OCT_VEC_AVX512)
     __m512i pairs[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
-      pairs[v] = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(right[v] + offset)));
+      pairs[v] = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(right[v])));
     }
 #else
     __m256i pairs[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
-      pairs[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(right[v] + offset)));
+      pairs[v] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(right[v])));
     }
 #endif
 #endif
@@ -221,7 +205,7 @@ struct Int8Pages {
 #pragma GCC unroll 16
       for (int v = 0; v < vectors; ++v) {
 #if defined(OCT_VEC_SCALAR)
-        sum[r][v].add_pair(right[v] + offset, left_pair);
+        sum[r][v].add_pair(right[v], left_pair);
 #elif defined(OCT_VEC_AVX512)
         sum[r][v].v = I32::Lanes(_mm512_dpwssd_epi32((__m512i)sum[r][v].v, pairs[v], _mm512_set1_epi32(left_pair)));
 #else

@@ -17,14 +17,12 @@ constexpr int kTileRows = 6;
 constexpr int tile_vectors(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 #endif
 
-// Fetches what lies `ahead` bytes from one step of vectors of `vector_bytes` each.
-template <int vectors, int vector_bytes, class Element>
-[[gnu::always_inline]] inline void prefetch_step(const Element* const (&right)[vectors], int64_t step, int64_t ahead) {
-  constexpr int vectors_per_line = vector_bytes < 64 ? 64 / vector_bytes : 1;
+// Fetches what lies `ahead` bytes from `bytes` at an offset, where offsets advance by as many or more.
+template <int bytes, class Element>
+[[gnu::always_inline]] inline void prefetch_step(const Element* start, int64_t offset, int64_t ahead) {
+  if (bytes < 64 && offset % 64 >= bytes) return;  // fetched the step before
 #pragma GCC unroll 16
-  for (int v = 0; v < vectors; v += vectors_per_line) {
-    __builtin_prefetch(reinterpret_cast<const uint8_t*>(right[v] + step) + ahead);
-  }
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const uint8_t*>(start) + offset + ahead + i);
 }
 
 }  // namespace

@@ -82,15 +82,16 @@ inline uint8_t* page_of(const KvLayer& kv, const int32_t* block_table, int posit
   return kv.data + block_table[position / OCT_BLOCK_TOKENS] * kv.page_bytes;
 }
 
-inline float* scale_of(const KvLayer& kv, uint8_t* side, int slot) {
-  return reinterpret_cast<float*>(side + int64_t(OCT_BLOCK_TOKENS) * kv.head_size) + slot;
+// Of the keys of a head in a page; those of its values follow.
+inline float* key_scales(const KvLayer& kv, uint8_t* page, int kv_head) {
+  return reinterpret_cast<float*>(page + kv.keys_offset(kv_head) + kv.codes_bytes());
 }
 
 inline void store_key(const float* k, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
   uint8_t* keys = page + kv.keys_offset(kv_head);
   if (kv.dtype == OCT_KV_INT8) {
     int8_t* codes = reinterpret_cast<int8_t*>(keys) + 2 * slot;
-    store_codes(k, kv.head_size, scale_of(kv, keys, slot), [codes](int c, int code) {
+    store_codes(k, kv.head_size, key_scales(kv, page, kv_head) + slot, [codes](int c, int code) {
       codes[c / 2 * (2 * OCT_BLOCK_TOKENS) + c % 2] = int8_t(code);
     });
     return;
@@ -106,7 +107,8 @@ inline void store_value(const float* v, const KvLayer& kv, uint8_t* page, int kv
   uint8_t* values = page + kv.values_offset(kv_head);
   if (kv.dtype == OCT_KV_INT8) {
     int8_t* codes = reinterpret_cast<int8_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
-    store_codes(v, kv.head_size, scale_of(kv, values, slot), [codes](int c, int code) { codes[2 * c] = int8_t(code); });
+    store_codes(v, kv.head_size, key_scales(kv, page, kv_head) + OCT_BLOCK_TOKENS + slot,
+                [codes](int c, int code) { codes[2 * c] = int8_t(code); });
     return;
   }
   uint16_t* dst = reinterpret_cast<uint16_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
