@@ -88,11 +88,14 @@ class Case:
 
 
 CASES = (
-    Case(SMOLLM2, 64, 1, 128),
+    Case(SMOLLM2, 64, 1, 165, shuffled=True),
+    Case(SMOLLM2, 64, 1, 165, shuffled=True, dtype="int8"),
     Case(SMOLLM2, 64, 1, 500),
     Case(SMOLLM2, 64, 1, 500, shuffled=True),
     Case(SMOLLM2, 64, 1, 500, dtype="int8"),
     Case(SMOLLM2, 64, 1, 500, shuffled=True, dtype="int8"),
+    Case(SMOLLM2, 16, 1, 300, shuffled=True),
+    Case(SMOLLM2, 16, 1, 300, shuffled=True, dtype="int8"),
     Case(SMOLLM2, 16, 1, 500),
     Case(SMOLLM2, 1, 1, 500),
     Case(SMOLLM2, 1, 1, 4000),
