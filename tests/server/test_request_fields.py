@@ -17,7 +17,7 @@ from tests.server.live import Server, serving
 def test_sampling_fields_reach_the_sampler(server: Server, fake: FakeEngine) -> None:
     asked = {
         "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5, "top_k": 3, "min_p": 0.25,
-        "allowed_token_ids": [97, 98], "min_tokens": 1, "temperature": 0.5, "top_p": 0.75, "seed": 7,
+        "allowed_token_ids": [120, 121, 122, 256], "min_tokens": 1, "temperature": 0.5, "top_p": 0.75, "seed": 7,
     }  # fmt: skip
     for ask in (server.chat, server.complete):
         assert ask(**asked, logit_bias={"97": -2, "98": 1.5}, bad_words=["ab"]).status == 200
