@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.sampling_params import SamplingParams
 
@@ -47,8 +48,7 @@ class RowStart:
     appends_sampled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RowStep:
+class RowStep(NamedTuple):
     """A row computes `num_tokens` tokens from position `num_computed_tokens` on.
 
     `new_block_ids` are appended to the row's block tables before the step (after a RowStart they are empty): one tuple
@@ -60,6 +60,8 @@ class RowStep:
 
     `scored_positions` lie among the tokens of this step: for each, the log probabilities of the token that follows it
     are wanted, with as many of the likeliest as the row's `prompt_logprobs` says. The token that follows must be known.
+
+    A tuple, as one is made for each row and step: a frozen dataclass takes four times as long to make.
     """
 
     row: int
@@ -131,8 +133,7 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """`logprobs` are there if the row's sampling parameters ask for them."""
 
     row: int

@@ -39,6 +39,11 @@ class Constraints:
         self._open: dict[str, Constraint] = {}
         self._initial: dict[str, tuple[int, ...]] = {}
 
+    @property
+    def num_open(self) -> int:
+        """How many requests have a constraint."""
+        return len(self._open)
+
     def open(self, request: Request) -> tuple[int, ...]:
         """Begins an answer; gives the tokens it must begin with, at least one fewer than it may have.
 
@@ -61,14 +66,12 @@ class Constraints:
 
     def masked(self, plan: StepPlan, request_ids: Sequence[str]) -> StepPlan:
         """The plan, whose steps belong to these requests, with a mask for each step that samples and needs one."""
-        if not self._open:
-            return plan
         steps = list(plan.steps)
         sampling = [position for position, step in enumerate(steps) if step.samples]
         matchers = {position: self._matcher(request_ids[position]) for position in sampling}
         matchers = {position: matcher for position, matcher in matchers.items() if matcher is not None}
         for position, mask in zip(matchers, self._computer.compute(list(matchers.values())), strict=True):
-            steps[position] = replace(steps[position], mask=mask)
+            steps[position] = steps[position]._replace(mask=mask)
         return replace(plan, steps=tuple(steps))
 
     def advance(self, tokens: list[NewToken]) -> Advance:

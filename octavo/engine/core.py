@@ -146,15 +146,17 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""
-        timeouts = [self._give_up(request_id) for request_id in self._beams.request_ids(self._scheduler.timed_out())]
-        return timeouts + self._compute_step()
+        return self._give_up_all(self._scheduler.timed_out()) + self._compute_step()
 
     def _compute_step(self) -> list[OutputDelta]:
         started = time.monotonic()
         plan = self._scheduler.schedule()
-        self._outputs.mark_started(self._beams.of_requests(self._scheduler.started), started)
+        if self._scheduler.started:
+            self._outputs.mark_started(self._beams.of_requests(self._scheduler.started), started)
         try:
-            output = self._executor.execute(self._constraints.masked(plan, self._scheduler.step_request_ids))
+            if self._constraints.num_open:
+                plan = self._constraints.masked(plan, self._scheduler.step_request_ids)
+            output = self._executor.execute(plan)
             tokens = self._scheduler.update(output)
             sampled, searching = self._beams.sort_out(tokens)
         except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine goes on without its requests
@@ -173,7 +175,8 @@ class EngineCore:
             if request_id in self._scheduler:
                 self._scheduler.extend(request_id, token_ids)
         num_beam_tokens = len(tokens) - len(sampled)
-        self._report_step(self._scheduler.step_counts, len(advance.tokens) + num_beam_tokens, now - started)
+        if self._listeners:
+            self._report_step(self._scheduler.step_counts, len(advance.tokens) + num_beam_tokens, now - started)
         return deltas
 
     def die(self, reason: str) -> list[OutputDelta]:
@@ -229,12 +232,12 @@ class EngineCore:
         self._report_step(StepCounts(), 0, 0.0)
         return delta
 
-    def _give_up(self, request_id: str) -> OutputDelta:
-        return self._end(
-            request_id,
-            "error",
-            QueueTimeoutError("the request waited longer than it may; try again later"),
-        )
+    def _give_up_all(self, ids: list[str]) -> list[OutputDelta]:
+        """Ends requests that have waited too long, beams with all others of theirs."""
+        if not ids:
+            return []
+        error = QueueTimeoutError("the request waited longer than it may; try again later")
+        return [self._end(request_id, "error", error) for request_id in self._beams.request_ids(ids)]
 
     def _retire(self, delta: OutputDelta) -> None:
         """Frees what a request held, now that its last delta exists."""

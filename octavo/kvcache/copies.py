@@ -24,8 +24,9 @@ class BlockCopies:
 
     def start(self) -> tuple[BlockCopy, ...]:
         """The copies that the next step must make."""
-        self._under_way += tuple(self._planned)
-        self._planned.clear()
+        if self._planned:
+            self._under_way += tuple(self._planned)
+            self._planned.clear()
         return self._under_way
 
     def done(self) -> tuple[BlockCopy, ...]:

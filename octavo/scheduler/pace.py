@@ -19,10 +19,12 @@ class Pace:
 
     A step is timed from one `begin` to the next, so that everything the engine does between counts. TPOT is a mean over
     an answer: a step may be longer than the target when others were shorter. What was saved is spent only under
-    pressure, when a request is about to miss its TTFT.
+    pressure, when a request is about to miss its TTFT. Where nothing is decided by time it `learns` nothing, and no
+    step pays for it.
     """
 
-    def __init__(self, targets: ServiceTargets) -> None:
+    def __init__(self, targets: ServiceTargets, *, learns: bool = True) -> None:
+        self.learns = learns
         self.model = StepTimeModel()
         self._targets = targets
         self._saved_s = 0.0

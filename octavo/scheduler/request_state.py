@@ -60,6 +60,7 @@ class RequestState:
         "blocks",
         "expendability",
         "forbidden_token_ids",
+        "is_beam",
         "line",
         "min_total_tokens",
         "num_cached_tokens",
@@ -83,6 +84,7 @@ class RequestState:
     def __init__(self, request: Request, blocks: BlockTable, account: Account, expendability: int = 0) -> None:
         self.request = request
         self.request_id = request.request_id
+        self.is_beam = request.is_beam
         self.token_ids: TokenIds = array(TOKEN_TYPE, request.prompt_token_ids)
         self.account = account
         self.expendability = expendability
@@ -180,7 +182,7 @@ class RequestState:
             self.forbidden_token_ids,
             self.min_total_tokens,
             self.request.bad_words,
-            appends_sampled=not self.request.is_beam,
+            appends_sampled=not self.is_beam,
         )
 
     def append_sampled(self, token: SampledToken) -> NewToken:
@@ -188,11 +190,13 @@ class RequestState:
 
         A beam awaits another token instead, which follows from what is reported here.
         """
-        if not self.request.is_beam:
+        if not self.is_beam:
             self.token_ids.append(token.token_id)
             self.num_row_tokens += 1
+        if not self.prompt_logprobs:
+            return NewToken(self.request_id, token.token_id, False, token.logprobs)
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
-        return NewToken(self.request_id, token.token_id, logprobs=token.logprobs, prompt_logprobs=prompt_logprobs)
+        return NewToken(self.request_id, token.token_id, False, token.logprobs, prompt_logprobs)
 
     def take_new_tokens(self) -> tuple[int, ...]:
         """The tokens that the row does not know yet; it is told of them now."""

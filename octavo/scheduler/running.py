@@ -61,7 +61,7 @@ class Running:
 
     def caught_up(self, state: RequestState) -> None:
         """All known tokens of a request have been computed: it gets one, or awaits one if it is a beam."""
-        caught_up = self.awaiting if state.request.is_beam else self.decoding
+        caught_up = self.awaiting if state.is_beam else self.decoding
         if state.request_id not in caught_up:
             self._forget(state)
             caught_up[state.request_id] = state

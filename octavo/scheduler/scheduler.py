@@ -22,6 +22,7 @@ from octavo.config import SchedulingConfig
 from octavo.errors import EngineError, InvalidValueError
 from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request
+from octavo.scheduler.accounts import OUTPUT_TOKEN_COST
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.outcome import Started, StepCounts
@@ -63,7 +64,8 @@ class Scheduler:
         self._policy = POLICIES[config.policy]
         self._order = ServiceOrder(self._policy, dict(config.weights))
         self._admission = Admission(config.queue, kv.num_blocks)
-        self._pace = Pace(config.targets)
+        decides_by_time = config.targets.given or config.prefill.long_tokens is not None
+        self._pace = Pace(config.targets, learns=decides_by_time)
         self._states: dict[str, RequestState] = {}
         self._waiting = Waiting(config.prefill.long_tokens)
         self._running = Running(max_num_seqs)
@@ -153,6 +155,8 @@ class Scheduler:
 
     def timed_out(self) -> list[str]:
         """The requests that have waited longer than they may, each told once. They are here until removed."""
+        if not self._waiting.num_requests:
+            return []
         return [state.request_id for state in self._waiting.timed_out(self._clock())]
 
     def __contains__(self, request_id: str) -> bool:
@@ -175,15 +179,18 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decides the next step."""
         now = self._clock()
-        self._pace.begin(now)
-        self._waiting.sort_out_late(now)
+        if self._pace.learns:
+            self._pace.begin(now)
         draft = self._draft = Draft(self._kv.num_evicted)
         self._make_room_for_decoding(draft)
-        self._make_way(draft)
+        if self._waiting.num_requests:
+            self._waiting.sort_out_late(now)
+            self._make_way(draft)
         self._decode(draft)
-        self._prefill.hand_out(draft, now)
-        while not draft.steps and self._is_stuck:
-            self._break_deadlock(draft, now)
+        if self._waiting.num_requests or self._running.prefilling or self._pace.learns:
+            self._prefill.hand_out(draft, now)
+            while not draft.steps and self._is_stuck:
+                self._break_deadlock(draft, now)
         return self._finish(draft)
 
     def update(self, output: StepOutput) -> list[NewToken]:
@@ -201,12 +208,16 @@ class Scheduler:
             prompt_logprobs = _scores_of(step, scored) if step.scored_positions else ()
             if state.row != step.row:
                 continue
-            self._advance(state, step.num_tokens)
+            computed = state.num_computed_tokens = state.num_computed_tokens + step.num_tokens
+            if computed >= state.blocks.publish_at or computed == state.num_start_tokens:
+                self._publish(state, computed)
+            if computed == len(state.token_ids) and (state.is_beam or state.request_id not in self._running.decoding):
+                self._running.caught_up(state)
             if prompt_logprobs:
                 state.num_scored_tokens = step.scored_positions.stop
                 state.prompt_logprobs += prompt_logprobs
             if token is not None:
-                self._order.charge_output(state)
+                state.account.charge(OUTPUT_TOKEN_COST)
                 new_tokens.append(state.append_sampled(token))
         return new_tokens
 
@@ -290,34 +301,36 @@ class Scheduler:
             new_block_ids: tuple[tuple[int, ...], ...] = ()
             if position == state.blocks.num_slots:
                 new_block_ids = state.blocks.append(1)
+            new_token_ids: tuple[int, ...] = ()
             if state.is_new_in_row:
                 draft.starts.append(state.start())
                 new_block_ids = state.blocks.block_ids_by_group
-            steps.append(RowStep(state.row, position, 1, new_block_ids, True, state.take_new_tokens()))
-            draft.states.append(state)
+            elif state.num_row_tokens <= position:
+                new_token_ids = state.take_new_tokens()
+            steps.append(RowStep(state.row, position, 1, new_block_ids, True, new_token_ids))
+        draft.states.extend(self._running.decoding.values())
         draft.num_decoding = len(steps)
         draft.size = StepSize(len(steps), float(num_context_tokens), len(steps))
 
     def _finish(self, draft: Draft) -> StepPlan:
         """The plan, and what there is to remember about it."""
-        self._waiting.restore()
-        self._pace.note_size(draft.size, decoding=draft.num_decoding > 0)
-        draft.predicted_s = self._pace.predicted_s
+        if self._waiting.num_set_aside:
+            self._waiting.restore()
+        if self._pace.learns:
+            self._pace.note_size(draft.size, decoding=draft.num_decoding > 0)
+            draft.predicted_s = self._pace.predicted_s
         draft.num_late = self._waiting.num_late
         moves = self._kv.start_moves()
         draft.num_evicted_blocks = self._kv.num_evicted - draft.num_evicted_before
         draft.num_copied_blocks = len(moves.copies)
         return StepPlan(tuple(draft.starts), tuple(draft.steps), moves.copies, moves.saves, moves.loads)
 
-    def _advance(self, state: RequestState, num_tokens: int) -> None:
-        """The request has computed `num_tokens` more; what that completes can be shared from now on."""
-        state.num_computed_tokens = computed = state.num_computed_tokens + num_tokens
-        if computed >= state.blocks.publish_at:
-            self._kv.publish(state.blocks, state.token_ids, computed)
-        if computed == state.num_start_tokens:
-            self._kv.publish_tail(state.blocks, state.token_ids, computed)
-        if computed == len(state.token_ids):
-            self._running.caught_up(state)
+    def _publish(self, state: RequestState, num_computed_tokens: int) -> None:
+        """What the request has completed can be shared from now on."""
+        if num_computed_tokens >= state.blocks.publish_at:
+            self._kv.publish(state.blocks, state.token_ids, num_computed_tokens)
+        if num_computed_tokens == state.num_start_tokens:
+            self._kv.publish_tail(state.blocks, state.token_ids, num_computed_tokens)
 
     def _preempt(self, state: RequestState) -> None:
         """Back to its place in the waiting line; what is evicted until it enters again must be computed again."""

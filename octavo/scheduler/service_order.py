@@ -7,7 +7,7 @@ from itertools import count
 from math import floor
 
 from octavo.request import Request
-from octavo.scheduler.accounts import CACHED_TOKEN_COST, OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Account, Accounts
+from octavo.scheduler.accounts import CACHED_TOKEN_COST, PROMPT_TOKEN_COST, Account, Accounts
 from octavo.scheduler.policies.policy import Policy
 from octavo.scheduler.request_state import Rank, RequestState
 
@@ -73,7 +73,3 @@ class ServiceOrder:
         if num_new_tokens > 0:
             state.num_charged_tokens = num_computed_tokens
             state.account.charge(PROMPT_TOKEN_COST * num_new_tokens)
-
-    def charge_output(self, state: RequestState) -> None:
-        """The request got a token."""
-        state.account.charge(OUTPUT_TOKEN_COST)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Units that bring the features near 1, so that the fit is well conditioned.
 _TOKENS = 100.0
@@ -20,8 +20,7 @@ _OUTLIER = 3.0
 """A residual beyond so many mean absolute residuals is cut to that: a page fault or a busy neighbour is no trend."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepSize:
+class StepSize(NamedTuple):
     """What decides how long a step takes.
 
     `num_context_tokens` is how many cached tokens its tokens attend to, together: n tokens from position p on attend to

@@ -34,12 +34,9 @@ class Waiting:
         self._timeouts = _Alarms()
         self._set_aside: list[tuple[Line, RequestState]] = []
         self._num_passed_by = 0
+        self.num_requests = 0
         self.num_tokens = 0
         self.num_short_tokens = 0
-
-    @property
-    def num_requests(self) -> int:
-        return self._short.num_requests + self._long.num_requests + self._late.num_requests
 
     @property
     def num_late(self) -> int:
@@ -49,6 +46,7 @@ class Waiting:
         """Puts a request in line. From `late_s` on it is late; at `timeout_s` it has waited too long (clock times)."""
         long = self._long_threshold is not None and state.num_uncached_tokens > self._long_threshold
         (self._long if long else self._short).add(state)
+        self.num_requests += 1
         self._count(state, state.num_tokens)
         if late_s is not None and not long:
             self._late_times.set(late_s, state)
@@ -64,6 +62,7 @@ class Waiting:
             self._num_passed_by += 1
         self._count(state, -state.num_tokens)
         state.line.remove(state)
+        self.num_requests -= 1
 
     def set_aside(self, state: RequestState) -> None:
         """Lets those behind pass a request, until `restore`."""

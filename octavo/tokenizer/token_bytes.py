@@ -24,7 +24,8 @@ class TokenBytes(dict[int, bytes]):
         self._to_bytes = to_bytes
 
     def __missing__(self, token_id: int) -> bytes:
-        if not isinstance(token_id, numbers.Integral) or not 0 <= token_id < self._vocab_size:
+        is_whole = type(token_id) is int or isinstance(token_id, numbers.Integral)  # the latter is slow
+        if not is_whole or not 0 <= token_id < self._vocab_size:
             raise InvalidValueError(f"token id {token_id!r} is not in the vocabulary: 0 to {self._vocab_size - 1}")
         token_id = int(token_id)
         found = self[token_id] = self._to_bytes(token_id, self._spelling(token_id) or "")

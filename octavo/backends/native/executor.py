@@ -149,7 +149,7 @@ class NativeExecutor:
             raise EngineError("the executor has not been allocated")
         for start in plan.starts:
             self._rows.start(start)
-        saved = self._move_blocks(plan)
+        saved = self._move_blocks(plan) if plan.saves or plan.loads else ()
         if not plan.steps and not plan.copies:
             return StepOutput(saved=saved)
         self._arrays.set_copies(plan.copies)

@@ -231,6 +231,7 @@ class Program(_Owner):
         self.max_logit_rows = max_logit_rows
         self.arena_bytes: int = library().oct_program_arena_bytes(handle)
         self._keep = (kv, keep)
+        self._run = library().oct_run
         self._num_instructions = len(instructions)
         self._times: ProfileArray | None = None
         self._rows = [max_logit_rows if buffer.row_space else max_tokens for buffer in buffers]
@@ -238,7 +239,7 @@ class Program(_Owner):
 
     def run(self, step: abi.Step) -> None:
         """One step. Raises `StepError` naming the entry of the step that is out of range."""
-        if library().oct_run(self.handle, ctypes.byref(step)):
+        if self._run(self.handle, ctypes.byref(step)):
             raise StepError(last_error())
 
     def start_profile(self) -> ProfileArray:

@@ -41,7 +41,7 @@ class Rows:
 
     def start(self, start: RowStart) -> None:
         """A request takes the row: its tokens and parameters replace whatever was there, its block table is empty."""
-        self._decoding = None
+        self._stop_decoding()
         row, num_tokens = start.row, len(start.token_ids)
         if not 0 <= row < self.max_num_seqs:
             raise StepError(f"row {row} does not exist; there are {self.max_num_seqs}")
@@ -58,25 +58,31 @@ class Rows:
 
         `arrays` are the same in every call, and hold what the call before left there.
         """
-        decoding, self._decoding = self._decoding, None
+        decoding = self._decoding
         if decoding is not None and decoding.continued_by(steps):
-            self._append_new_blocks(steps)
             decoding.advance(steps)
-            self._decoding = decoding
+            self._append_new_blocks(steps)
             return decoding.logit_rows
+        self._stop_decoding()
         return self._gather_anew(steps, arrays)
 
     def append_sampled(self, logit_rows: LogitRows, token_ids: Int32Array) -> None:
         """Each row that sampled now knows one more token, unless it does not want it."""
-        rows, token_ids = logit_rows.rows, token_ids[: len(logit_rows)]
         if self._decoding is not None:
-            self._decoding.is_complete = True
-        else:
-            wanted = ~logit_rows.scored & self._appends_sampled[rows]
-            rows, token_ids = rows[wanted], token_ids[wanted]
+            self._decoding.complete()
+            return
+        rows, token_ids = logit_rows.rows, token_ids[: len(logit_rows)]
+        wanted = ~logit_rows.scored & self._appends_sampled[rows]
+        rows, token_ids = rows[wanted], token_ids[wanted]
         num_tokens = self._num_tokens[rows]
         self._token_ids[rows, num_tokens] = token_ids
         self._num_tokens[rows] = num_tokens + 1
+
+    def _stop_decoding(self) -> None:
+        """The next step is not one more of those that only decode: counts what these have appended."""
+        if self._decoding is not None:
+            self._num_tokens[self._decoding.logit_rows.rows] += self._decoding.num_appended
+            self._decoding = None
 
     def _gather_anew(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
         rows = np.array([step.row for step in steps], np.int64)
@@ -100,8 +106,7 @@ class Rows:
             num_logit_rows=len(logit_rows),
         )
         if all(map(is_decode, steps)) and self._can_go_on(rows, ends):
-            num_left = self._token_ids.shape[1] - 1 - int(ends.max(initial=0))
-            self._decoding = Decoding(steps, logit_rows, arrays, num_left)
+            self._decoding = Decoding(steps, logit_rows, arrays, self._token_ids)
         return logit_rows
 
     def _can_go_on(self, rows: IndexArray, ends: IndexArray) -> bool:

@@ -13,8 +13,8 @@ from octavo.step import SampledToken, ScoredTokens, StepOutput, TokenLogprobs
 
 def step_output(logit_rows: LogitRows, arrays: StepArrays) -> StepOutput:
     """The tokens that were drawn and those that were scored, in the order of the plan."""
-    count = len(logit_rows)
-    rows, token_ids = logit_rows.rows.tolist(), arrays.sampled_token_ids[:count].tolist()
+    rows = logit_rows.rows.tolist()
+    token_ids = arrays.sampled_token_ids[: len(rows)].tolist()
     if not arrays.reported:
         return StepOutput(tuple(map(SampledToken, rows, token_ids)))
     logprobs = {index: _token_logprobs(index, arrays) for index in arrays.reported}
