@@ -52,10 +52,11 @@ void bind_to(int processor) {
   sched_setaffinity(0, sizeof set, &set);
 }
 
-// Keeps the calling thread on a processor while it lives. Does nothing for a negative one.
+// Brings the calling thread to a processor and keeps it there while this lives. Does nothing for a negative one, nor, to
+// spare the system calls, where the thread is there already: it has no reason to leave while the others keep theirs busy.
 class BoundToProcessor {
  public:
-  explicit BoundToProcessor(int processor) : bound_(processor >= 0) {
+  explicit BoundToProcessor(int processor) : bound_(processor >= 0 && sched_getcpu() != processor) {
     if (!bound_) return;
     bound_ = sched_getaffinity(0, sizeof before_, &before_) == 0;
     if (bound_) bind_to(processor);
