@@ -1,5 +1,6 @@
 // Keys and values as int8 codes with one fp32 scale for each token and head, in pairs as those in bf16 are; the 16 scales
-// of a head's page follow its codes. What they are multiplied with are int16 codes, so that sums are exact.
+// of a head's keys in a page follow their codes, then come those of its values. What codes are multiplied with are int16
+// codes, so that sums are exact.
 #pragma once
 #include "attention_items.h"
 #include "kv_tile.h"
