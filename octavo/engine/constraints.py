@@ -1,6 +1,6 @@
 """What restricts the answers that are under way: what must follow without a choice, and masks for the rest.
 
-Masks are computed right before the step that needs them, all together, by threads of the grammar library: meanwhile
+Masks are computed right before the step that needs them, all together, by the grammar library: meanwhile
 the interpreter is free, and the event loop sends out the tokens of the step before.
 """
 

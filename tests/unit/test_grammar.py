@@ -16,6 +16,7 @@ from octavo.errors import InvalidValueError, RequestError
 from octavo.grammar.compiler import MAX_CACHED, GrammarCompiler
 from octavo.grammar.definition import MAX_DEFINITION_CHARACTERS, MAX_SCHEMA_DEPTH
 from octavo.grammar.forms import Chain, Form, FreeUntil, Json, JsonStyle, Marker, OneOf, Regex, Repeat, Tags, Text
+from octavo.grammar.masks import MaskComputer
 from octavo.structured_outputs import StructuredOutputsParams
 from tests.schema_generator import realistic_schemas, validator_of
 from tests.unit.rambling import MASKS, TOKENIZER, VOCAB_SIZE, allowed, compiled, of, ramble, takes
@@ -264,9 +265,10 @@ def test_forced_tokens_are_the_tokenizer_s_own() -> None:
     assert matcher.allows(forced[1]) and not matcher.allows(forced[0])
 
 
-def test_masks_of_many_answers_at_once() -> None:
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_masks_of_many_answers_at_once(threads: int) -> None:
     matchers = [of(choice=[f"{letter} it is"]).matcher() for letter in "abcdefghij"]
-    together = [bytes(mask) for mask in MASKS.compute(matchers)]
+    together = [bytes(mask) for mask in MaskComputer(VOCAB_SIZE, threads).compute(matchers)]
     assert together == [bytes(MASKS.compute([matcher])[0]) for matcher in matchers]
     assert all(len(mask) == -(-VOCAB_SIZE // 32) * 4 for mask in together)
     letters = [TOKENIZER.token_bytes(allowed(matcher)[0])[:1] for matcher in matchers]
