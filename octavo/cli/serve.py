@@ -127,8 +127,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args or generic_json. "
-            "Default: as its chat template says.",
+            help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args, fenced_json or "
+            "generic_json. Default: as its chat template says.",
             show_default=False,
             rich_help_panel=_SERVER,
         ),

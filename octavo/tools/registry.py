@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from octavo.errors import ConfigError
 from octavo.tools import hermes, llama3_json, mistral, mistral_args
+from octavo.tools.fenced_json import FENCED_JSON
 from octavo.tools.format import ToolFormat
 from octavo.tools.generic_json import GENERIC_JSON
 
@@ -15,7 +16,8 @@ _IN_TEMPLATES: tuple[tuple[ToolFormat, Callable[[str], bool]], ...] = (
     (hermes.HERMES, hermes.writes),
     (llama3_json.LLAMA3_JSON, llama3_json.writes),
 )
-TOOL_PARSERS = {tool_format.name: tool_format for tool_format, _ in _IN_TEMPLATES} | {GENERIC_JSON.name: GENERIC_JSON}
+_NAMED_ONLY = (FENCED_JSON, GENERIC_JSON)
+TOOL_PARSERS = {each.name: each for each in (*(found for found, _ in _IN_TEMPLATES), *_NAMED_ONLY)}
 
 
 def tool_format(name: str) -> ToolFormat:
