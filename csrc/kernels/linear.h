@@ -79,7 +79,8 @@ inline void linear_sweep_in_parts(const LinearArgs& args, const TiledFormat& for
   for (int64_t part = 0; part < parts; ++part) {
     int64_t group = format.num_groups * part / parts, groups = format.num_groups * (part + 1) / parts - group;
     const uint8_t* weights = panel + group * group_bytes;
-    Sweep part_sweep{sweep.rows, sweep.block, sweep.first, sweep.last, sweep.has_next || part + 1 < parts};
+    bool is_first = sweep.is_first && part == 0, has_next = sweep.has_next || part + 1 < parts;
+    Sweep part_sweep{sweep.rows, sweep.block, sweep.first, sweep.last, is_first, has_next};
     for (int64_t tile = sweep.first; tile < sweep.last; ++tile) {
       int64_t row = sweep.rows.begin(tile), num_rows = sweep.rows.begin(tile + 1) - row;
       const uint8_t* rows = src.data + row * src.row_bytes + group * row_group_bytes;

@@ -19,6 +19,7 @@ struct Sweep {
   const RowTiles& rows;
   int64_t block;
   int64_t first, last;
+  bool is_first;  // nothing has fetched the block for the thread
   bool has_next;  // the thread's next block of columns is block + 1
 };
 
@@ -36,23 +37,24 @@ inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, 
     RowTiles rows{first_row, part_rows, divide_up(part_rows, kMaxTileRows)};
     int64_t tiles = rows.count * num_blocks;
     int64_t begin = tiles * share.thread / share.num_threads, end = tiles * (share.thread + 1) / share.num_threads;
-    while (begin < end) {
+    for (bool is_first = true; begin < end; is_first = false) {
       int64_t block = begin / rows.count, first = begin % rows.count;
       int64_t last = first + end - begin < rows.count ? first + end - begin : rows.count;
       begin += last - first;
-      body(Sweep{rows, block, first, last, begin < end});
+      body(Sweep{rows, block, first, last, is_first, begin < end});
     }
   }
 }
 
-// What tile number `tile` of a sweep fetches. A panel read by one tile only is a stream, fetched a little ahead. One that
-// several tiles read is fetched while the panel before it is computed, a part with each of the first tiles.
+// What tile number `tile` of a sweep fetches. A panel that nothing has fetched before is a stream, fetched a little ahead.
+// While several tiles read a panel, the first of those that need not fetch it fetch the next one, a part each.
 inline Prefetch prefetch_of(const Sweep& sweep, int64_t tile, const uint8_t* panel, int64_t panel_bytes,
                             int64_t num_groups) {
   constexpr int64_t distance = 2048, max_parts = 4;
-  int64_t tiles = sweep.last - sweep.first;
-  if (tiles == 1) return {panel + distance, panel_bytes / num_groups};
-  int64_t parts = tiles < max_parts ? tiles : max_parts, part = tile - sweep.first;
+  int64_t tiles = sweep.last - sweep.first, part = tile - sweep.first;
+  if (tiles == 1 || (sweep.is_first && part == 0)) return {panel + distance, panel_bytes / num_groups};
+  if (sweep.is_first) tiles -= 1, part -= 1;
+  int64_t parts = tiles < max_parts ? tiles : max_parts;
   if (!sweep.has_next || part >= parts) return {panel, 0};
   int64_t lines = divide_up(panel_bytes, 64 * num_groups * parts);  // of a part, with each group
   return {panel + panel_bytes + part * lines * num_groups * 64, lines * 64};
