@@ -128,12 +128,6 @@ class SamplingRows:
         return np.frombuffer(given, np.uint32)
 
 
-def _ends_with(tokens: Int32Array, prefix: tuple[int, ...]) -> bool:
-    if len(prefix) > len(tokens):
-        return False
-    return not prefix or bool((tokens[len(tokens) - len(prefix) :] == prefix).all())
-
-
 def _mask_of(token_ids: Sequence[int], vocab_size: int) -> MaskArray:
     """A bit for each of the tokens."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
