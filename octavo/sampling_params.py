@@ -273,7 +273,7 @@ def _bias_token(token_id: Any) -> int:
 
 
 def _bias_value(token_id: Any, value: Any) -> float:
-    if isinstance(value, Real) and not isinstance(value, bool) and -100 <= float(value) <= 100:
+    if isinstance(value, Real) and not isinstance(value, bool) and -100 <= value <= 100:
         return float(value)
     raise InvalidValueError(
         f"logit_bias[{token_id}] is {value!r}; it must be a number from -100 to 100", param="logit_bias"

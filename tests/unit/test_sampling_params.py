@@ -26,6 +26,7 @@ NAN, INF = float("nan"), float("inf")
         ("min_tokens", ["1", None, True, 2.5, -1, 17]),
         ("stop", [5, None, b"x", [5], [None], [b"x"], "", ["x", ""], [["x"]]]),
         ("stop_token_ids", [5, None, "5", b"5"]),
+        ("logit_bias", [5, [5], {5: NAN}, {5: INF}, {5: "1"}, {5: True}, {5: 101}, {5: 10**400}]),
         ("ignore_eos", ["no", None, 1]),
         ("include_stop_str_in_output", ["no", None, 1]),
         ("skip_special_tokens", ["no", None, 1]),
