@@ -94,7 +94,7 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
         return call
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     if not isinstance(arguments, dict):
         return call

@@ -181,6 +181,13 @@ def test_arguments_of_a_call_may_be_text_or_object(qwen05_path: Path) -> None:
     )
 
 
+def test_arguments_nested_too_deeply_to_be_read_stay_text() -> None:
+    arguments = '{"a": ' * 2000 + "0" + "}" * 2000
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    template = ours("{{ messages[0].tool_calls[0].function.arguments }}")
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == arguments
+
+
 @pytest.mark.parametrize("calls", [[], None])
 def test_no_tool_calls_is_an_ordinary_message(calls: object, qwen05_path: Path) -> None:
     qwen = tokenizer_of(qwen05_path)
