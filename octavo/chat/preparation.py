@@ -17,6 +17,7 @@ from octavo.reasoning.markers import ReasoningState, state_after
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.structured_outputs import StructuredOutputsParams
+from octavo.tokenizer.chat_messages import flattened, normalized
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tools.enforceable import enforceable
 from octavo.tools.generic_json import with_tools_described
@@ -64,7 +65,7 @@ class ChatPreparer:
         """The prompt. Tools that the template knows nothing of are described in a message."""
         messages, tools = question.messages, question.tools or None
         if tools and self._format.describes_tools:
-            messages, tools = with_tools_described(messages, tools), None
+            messages, tools = with_tools_described(flattened(normalized(messages)), tools), None
         return self._input.render(
             messages,
             continue_final_message=question.continue_final_message,

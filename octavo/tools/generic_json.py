@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.errors import InvalidValueError
 from octavo.tools.format import ToolFormat
 
 GENERIC_JSON = ToolFormat(
@@ -31,10 +32,14 @@ _INSTRUCTIONS = (
 def with_tools_described(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The conversation for a template that knows neither tools nor calls nor their results."""
+    """The conversation for a template that knows neither tools nor calls nor their results.
+
+    Contents are text and arguments are objects, as far as their text is one's. Raises `InvalidValueError` for a call
+    of no function.
+    """
     described = "\n".join([_INSTRUCTIONS, *(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)])
     plain = [_plain(message) for message in messages]
-    if plain and plain[0]["role"] == "system" and isinstance(plain[0]["content"], str):
+    if plain and plain[0]["role"] == "system":
         return [{**plain[0], "content": f"{plain[0]['content']}\n\n{described}"}, *plain[1:]]
     return [{"role": "system", "content": described}, *plain]
 
@@ -46,15 +51,17 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
-    written = [{"name": call["function"]["name"], "arguments": _object(call["function"])} for call in calls]
+    written = [_written(call) for call in calls]
     text = json.dumps({"tool_calls": written}, ensure_ascii=False)
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join(filter(None, [message.get("content"), text]))}
 
 
-def _object(function: Mapping[str, Any]) -> Any:
-    arguments = function.get("arguments")
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
+def _written(call: Mapping[str, Any]) -> dict[str, Any]:
+    match call:
+        case {"function": {"name": str(name), **function}}:
+            return {"name": name, "arguments": function.get("arguments")}
+    raise InvalidValueError(
+        f"messages has the call {json.dumps(call, default=repr)[:100]}, of which function.name is not text",
+        param="messages",
+    )

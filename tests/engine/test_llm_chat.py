@@ -76,3 +76,47 @@ def test_malformed_tools_are_refused(kwargs: dict[str, object], param: str) -> N
     with pytest.raises(InvalidValueError) as refused:
         ask("x", **kwargs)
     assert refused.value.param == param
+
+
+KNOWS_NO_TOOLS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def prompt_of(messages: list[dict[str, object]]) -> str:
+    fake = FakeEngine(chat_template=KNOWS_NO_TOOLS, max_model_len=1024)
+    with LLM.from_engine(fake.engine) as llm:
+        (output,) = llm.chat(messages, SamplingParams(max_tokens=1), tools=[WEATHER])
+    return fake.engine.tokenizer.decode(output.prompt_token_ids)
+
+
+def call_with(arguments: object) -> dict[str, object]:
+    return {"id": "a", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+
+
+def test_every_spelling_of_messages_is_taken_where_the_template_knows_no_tools() -> None:
+    parts = [{"type": "text", "text": "One."}]
+    plain, spelled = (
+        prompt_of(
+            [
+                {"role": "system", "content": content},
+                {"role": "assistant", "content": content, "tool_calls": [call_with(arguments)]},
+                {"role": "tool", "content": content},
+            ]
+        )
+        for content, arguments in (("One.", {"city": "Oslo"}), (parts, '{"city":"Oslo"}'))
+    )
+    assert spelled == plain and plain.endswith("Result of the call: One.\n")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"content": "One."}],
+        [{"role": "tool"}, "One."],
+        [{"role": "assistant", "tool_calls": [{"id": "a"}]}],
+        [{"role": "assistant", "tool_calls": "weather"}],
+    ],
+)
+def test_malformed_messages_are_refused_where_the_template_knows_no_tools(messages: list[dict[str, object]]) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        prompt_of(messages)
+    assert caught.value.param == "messages"

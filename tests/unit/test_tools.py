@@ -194,7 +194,7 @@ def test_formats_are_known_by_name() -> None:
 
 def test_tools_for_a_template_that_knows_none() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "does é", "parameters": {}}}]
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Go"},
