@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from octavo.errors import InvalidValueError, UnsupportedParameterError
 from octavo.structured_outputs import StructuredOutputsParams
@@ -30,6 +30,7 @@ _SMALLEST_REPETITION_PENALTY = 0.001
 _MAX_DIGITS = 12
 # Lengths decide alone long before.
 _LARGEST_LENGTH_PENALTY = 20
+_LARGEST_BIAS = 100
 # What means the same to beam search as to sampling, or nothing.
 _WITH_BEAM_SEARCH = {
     "best_of",
@@ -273,10 +274,11 @@ def _bias_token(token_id: Any) -> int:
 
 
 def _bias_value(token_id: Any, value: Any) -> float:
-    if isinstance(value, Real) and not isinstance(value, bool) and -100 <= value <= 100:
+    if isinstance(value, Real) and not isinstance(value, bool) and abs(cast(float, value)) <= _LARGEST_BIAS:
         return float(value)
     raise InvalidValueError(
-        f"logit_bias[{token_id}] is {value!r}; it must be a number from -100 to 100", param="logit_bias"
+        f"logit_bias[{token_id}] is {value!r}; it must be a number from -{_LARGEST_BIAS} to {_LARGEST_BIAS}",
+        param="logit_bias",
     )
 
 
