@@ -101,7 +101,8 @@ inline void round_to_codes(const float* values, float inverse, Int8Group* dst) {
 inline int round_half_to_codes(const float* values, float inverse, int8_t* codes) {
   int sum = 0;
   for (int i = 0; i < kHalf; ++i) {
-    int code = int(nearbyintf(values[i] * inverse));
+    float rounded = nearbyintf(values[i] * inverse);
+    int code = fabsf(rounded) <= 127.0f ? int(rounded) : 0;  // a number that is not finite has no code
     codes[i] = int8_t(code);
     sum += code;
   }
