@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -151,6 +152,18 @@ class OutputDelta(NamedTuple):
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+def merged(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Successive deltas of one request, at least one, as one: what each adds, put together; the rest is the last's."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return deltas[-1]._replace(
+        text="".join([delta.text for delta in deltas]),
+        token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
+        logprobs=tuple([placed for delta in deltas for placed in delta.logprobs]),
+        prompt_logprobs=tuple([token for delta in deltas for token in delta.prompt_logprobs]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

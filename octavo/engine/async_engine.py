@@ -10,7 +10,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.input import InputProcessor
 from octavo.engine.thread import EngineThread
 from octavo.errors import EngineDeadError, EngineError, InvalidValueError, ShuttingDownError
-from octavo.request import OutputDelta, Request
+from octavo.request import OutputDelta, Request, merged
 from octavo.tokenizer.tokenizer import Tokenizer
 
 # After an abort, and when the thread is asked to end, a step that is under way must come back within this time.
@@ -179,18 +179,7 @@ class _Stream:
         """All that has arrived since the last call, as one delta."""
         await self._arrived.wait()
         self._arrived.clear()
-        delta = _merged(self._pending)
+        delta = merged(self._pending)
         self._pending = []
         self.ended = delta.finished
         return delta
-
-
-def _merged(deltas: list[OutputDelta]) -> OutputDelta:
-    if len(deltas) == 1:
-        return deltas[0]
-    return deltas[-1]._replace(
-        text="".join([delta.text for delta in deltas]),
-        token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
-        logprobs=tuple([placed for delta in deltas for placed in delta.logprobs]),
-        prompt_logprobs=tuple([token for delta in deltas for token in delta.prompt_logprobs]),
-    )
