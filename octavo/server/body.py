@@ -37,9 +37,11 @@ async def read_body(request: Request, model: type[Model], max_bytes: int) -> Bod
     except ClientDisconnect:
         raise ClientLeftError from None
     try:
-        return Body(model.model_validate_json(body, strict=True), len(body))
+        content = model.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise _explain(error, body) from None
+    _refuse_not_numbers(body)
+    return Body(content, len(body))
 
 
 def _check_content_type(request: Request) -> None:
@@ -75,14 +77,25 @@ async def _discard(chunks: AsyncGenerator[bytes, None]) -> None:
             return
 
 
+def _refuse_not_numbers(body: bytes) -> None:
+    """pydantic takes NaN and Infinity where a field may be anything, and has no setting against it."""
+    if b"NaN" in body or b"Infinity" in body:
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise _not_json(str(error)) from None
+
+
+def _not_json(problem: str) -> InvalidValueError:
+    return InvalidValueError(f"the body is not valid JSON: {problem}", code="invalid_json")
+
+
 def _explain(error: ValidationError, body: bytes) -> InvalidValueError:
     """One error that names the first field at fault and, where it may have several types, what each of them wants."""
     errors = error.errors(include_url=False, include_context=False)
     first = errors[0]
     if first["type"] == "json_invalid":
-        return InvalidValueError(
-            f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json"
-        )
+        return _not_json(first["msg"].removeprefix("Invalid JSON: "))
     content = from_json(body)
     if not first["loc"]:
         return InvalidValueError(f"the body is not a JSON object: {_wish(first)}")

@@ -326,6 +326,17 @@ def test_bodies_that_are_not_json(shared: Server, body: bytes) -> None:
     answer.body.decode("utf-8")
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_refused_where_a_field_may_be_anything(shared: Server, number: str) -> None:
+    value = float(number.replace("Infinity", "inf"))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": value}}}
+    for fields in ({"tools": [tool]}, {"chat_template_kwargs": {"a": value}}):
+        body = json.dumps({"model": "alphabet", "messages": [{"role": "user", "content": "a"}], **fields})
+        assert number in body
+        assert shared.request("POST", "/v1/chat/completions", body.encode()).error["code"] == "invalid_json"
+    assert shared.chat(messages=[{"role": "user", "content": f'"{number}"'}]).status == 200
+
+
 @pytest.mark.parametrize(
     ("content_type", "status"),
     [
