@@ -52,6 +52,7 @@ def choice_of(given: Any, tools: tuple[Tool, ...], *, several: bool) -> ToolChoi
 
 
 def _tool_in(definition: Mapping[str, Any], path: str) -> Tool:
+    _check_json(definition, path)
     match definition:
         case {"type": "function", "function": {"name": str(name), **function}}:
             parameters = function.get("parameters") or {}
@@ -61,6 +62,14 @@ def _tool_in(definition: Mapping[str, Any], path: str) -> Tool:
         f'{path} is {_short(definition)}; it must be {{"type": "function", "function": {{"name": ..., ...}}}}',
         param=path,
     )
+
+
+def _check_json(definition: Any, path: str) -> None:
+    """Templates and grammars are given it as JSON."""
+    try:
+        json.dumps(definition, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{path} is not JSON: {error}", param=path) from None
 
 
 def _allowed_name(tool: Any, index: int) -> str:

@@ -67,6 +67,9 @@ def test_a_form_comes_after_the_reasoning() -> None:
     ("kwargs", "param"),
     [
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [WEATHER, {**WEATHER, "function": {"name": "f", "parameters": {"default": {1, 2}}}}]}, "tools[1]"),
+        ({"tools": [WEATHER, {**WEATHER, "function": {"name": "f", "description": object()}}]}, "tools[1]"),
+        ({"tools": [{**WEATHER, "function": {"name": "f", "parameters": {"default": float("nan")}}}]}, "tools[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
