@@ -53,8 +53,8 @@ struct MergeFactors {
 };
 
 // Merges the largest scores and the sums; outputs become keep * before + add * part.
-inline void merge_sums(const RowStates& states, const float* part_maximum, const float* part_sum, int rows,
-                       const MergeFactors& factors) {
+[[gnu::noinline]] void merge_sums(const RowStates& states, const float* part_maximum, const float* part_sum, int rows,
+                                  const MergeFactors& factors) {
   for (int row = 0; row < rows; row += F32::width) {
     F32 before = F32::load(states.maximum + row), part = F32::load(part_maximum + row);
     F32 maximum = max(before, part);
