@@ -32,16 +32,30 @@ inline Magnitude magnitude(const float* x, int count) {
   return found;
 }
 
-// Calls put(i, code) with x[i] * inverse rounded, for finite products in the range of `Code`.
+// Values rounded to whole numbers, ties to even, as int16 codes. They are in the range of int16.
+inline void store_int16(F32 values, int16_t* dst) {
+#if defined(OCT_VEC_SCALAR)
+  *dst = int16_t(nearbyintf(values.v));
+#elif defined(OCT_VEC_AVX512)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(values.v)));
+#else
+  __m256i codes = _mm256_cvtps_epi32(values.v);
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm256_castsi256_si128(packed));
+#endif
+}
+
+// Calls put(i, code) with x[i] * inverse rounded, for finite products in the range of int16.
 template <class Put>
 inline void for_each_code(const float* x, int count, float inverse, Put put) {
-  float rounded[F32::width];
+  int16_t codes[F32::width];
   int i = 0;
   for (; i + F32::width <= count; i += F32::width) {
-    round(F32::load(x + i) * F32::set1(inverse)).store(rounded);
-    for (int lane = 0; lane < F32::width; ++lane) put(i + lane, int(rounded[lane]));
+    store_int16(F32::load(x + i) * F32::set1(inverse), codes);
+#pragma GCC unroll 16
+    for (int lane = 0; lane < F32::width; ++lane) put(i + lane, codes[lane]);
   }
-  for (; i < count; ++i) put(i, int(nearbyintf(x[i] * inverse)));
+  for (; i < count; ++i) put(i, int16_t(nearbyintf(x[i] * inverse)));
 }
 
 // Scale and inverse of codes up to `limit` for values up to `largest`. Values that are no numbers have codes of zero.
@@ -106,9 +120,13 @@ struct Int8Pages {
     *q_scale = found.scale * scale;
     if (found.inverse == 0.0f) {
       memset(dst, 0, size_t(head_size) * sizeof(Left));
-    } else {
-      for_each_code(q, head_size, found.inverse, [dst](int i, int code) { dst[i] = Left(code); });
+      return;
     }
+    int i = 0;
+    for (; i + F32::width <= head_size; i += F32::width) {
+      store_int16(F32::load(q + i) * F32::set1(found.inverse), dst + i);
+    }
+    for (; i < head_size; ++i) dst[i] = Left(nearbyintf(q[i] * found.inverse));
   }
 
   // Softmax weights times the values' scales take the place of rows of scores. What they count follows from the largest
@@ -128,20 +146,9 @@ struct Int8Pages {
     return {value_scales, F32::set1(scale.inverse)};
   }
   static void store_weights(float* scores, int i, F32 one, F32 other, const RowWeights& row) {
-    store_weight(scores, i, one * F32::load(row.value_scales + i) * row.inverse);
-    store_weight(scores, i + F32::width, other * F32::load(row.value_scales + i + F32::width) * row.inverse);
-  }
-  static void store_weight(float* scores, int i, F32 weight) {
     Left* dst = reinterpret_cast<Left*>(scores) + i;
-#if defined(OCT_VEC_SCALAR)
-    *dst = Left(nearbyintf(weight.v));
-#elif defined(OCT_VEC_AVX512)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(weight.v)));
-#else
-    __m256i codes = _mm256_cvtps_epi32(weight.v);
-    __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm256_castsi256_si128(packed));
-#endif
+    store_int16(one * F32::load(row.value_scales + i) * row.inverse, dst);
+    store_int16(other * F32::load(row.value_scales + i + F32::width) * row.inverse, dst + F32::width);
   }
 
   static F32 score(I32 sum, const float* q_scale, const float* key_scales) {
