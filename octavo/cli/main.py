@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without emoji is no reason to end an answer
     try:
-        app(arguments, prog_name="octavo")
+        _run(arguments)
     except OctavoError as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         sys.exit(1)
@@ -76,6 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"octavo: error: {error}", file=sys.stderr)
         _write_no_more()
         sys.exit(1)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    """Writes all of its output before it is over: at the interpreter's exit it is too late to tell of a failure."""
+    try:
+        app(arguments, prog_name="octavo")
+    finally:
+        sys.stdout.flush()
 
 
 def _write_no_more() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -308,12 +309,13 @@ def test_serve_takes_no_empty_text(octavo: Octavo, flag: str) -> None:
     assert ran.code == 1 and f"{flag} is empty" in ran.err
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("stdout", "code"), [("/dev/full", 1), ("/dev/null", 0)])
-def test_a_full_disk_is_one_line(stdout: str, code: int) -> None:
+def test_a_full_disk_is_one_line(stdout: str, code: int, unbuffered: str) -> None:
+    command = [sys.executable, "-P", "-m", "octavo", "version"]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path(stdout).open("w") as out:
-        ran = subprocess.run(
-            [sys.executable, "-P", "-m", "octavo", "version"], stdout=out, stderr=subprocess.PIPE, text=True
-        )
+        ran = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=env)
     assert ran.returncode == code and "Traceback" not in ran.stderr
     assert ran.stderr.count("\n") == code
 
