@@ -27,7 +27,7 @@ class BlockTable:
     Beside the blocks it remembers the request's place in the prefix tree, for `KvCache`: `node` is as deep as the
     request's tokens are known there; `tail` stands for its last, partial block; `promised` is the deepest node that it
     will compute. From `publish_at` computed tokens on a block has filled since `KvCache.publish`. `is_waiting`: the
-    request holds nothing yet and wants the prefix that ends in `node`.
+    request holds nothing yet and wants the prefix that ends in `node`. A table that `shares` nothing has no such place.
     """
 
     __slots__ = (
@@ -40,16 +40,20 @@ class BlockTable:
         "promised",
         "publish_at",
         "root",
+        "shares",
         "tail",
         "window_blocks",
     )
 
-    def __init__(self, pool: BlockPool, root: PrefixRoot, groups: Sequence[WindowGroup] = ()) -> None:
+    def __init__(
+        self, pool: BlockPool, root: PrefixRoot, groups: Sequence[WindowGroup] = (), *, shares: bool = True
+    ) -> None:
         self._pool = pool
         self._groups = groups
         self.block_ids: list[int] = []
         self.window_blocks = [WindowBlocks() for _ in groups]
         self.num_slots = 0
+        self.shares = shares
         self.root = root
         self.node: PrefixNode = root
         self.tail: PrefixNode | None = None
@@ -108,6 +112,11 @@ class BlockTable:
         """Lets go of the blocks that no window reaches any more."""
         for group, blocks in zip(self._groups, self.window_blocks, strict=True):
             group.give_back(blocks, num_computed_tokens)
+
+    def expect_block(self, num_computed_tokens: int) -> None:
+        """`publish_at` is where the next block will have filled, if there is anything to do then."""
+        if self.shares or self._groups:
+            self.publish_at = (num_computed_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
 
     def release(self) -> None:
         """Gives every block back, the last one first, so that the free list hands them out again in order."""

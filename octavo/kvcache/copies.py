@@ -15,7 +15,6 @@ class BlockCopies:
     """
 
     def __init__(self) -> None:
-        self.num_made = 0
         self._planned: list[BlockCopy] = []
         self._under_way: tuple[BlockCopy, ...] = ()
 
@@ -32,7 +31,6 @@ class BlockCopies:
     def done(self) -> tuple[BlockCopy, ...]:
         """The step has been made, and with it these copies."""
         made, self._under_way = self._under_way, ()
-        self.num_made += len(made)
         return made
 
     def cancel(self, destinations: Sequence[Set[int]]) -> list[BlockCopy]:

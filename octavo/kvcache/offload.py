@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import astuple
 from hashlib import blake2b
 
@@ -62,7 +63,7 @@ class Offload:
                 self._loads.append(BlockLoad(BlockAddress(block_id, group), pages))
         self.num_loaded += 1
 
-    def plan_save(self, digest: bytes, block_ids: list[int | None]) -> None:
+    def plan_save(self, digest: bytes, block_ids: Sequence[int | None]) -> None:
         """Unless the store has it, or the next step has enough to save."""
         if len(self._saves) < MAX_SAVES_PER_STEP and digest not in self._store:
             addresses = tuple(None if b is None else BlockAddress(b, g) for g, b in enumerate(block_ids))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from octavo.config import PrefillLimits
 from octavo.kvcache.block_table import blocks_for
-from octavo.kvcache.kv_cache import KvCache, PrefixMatch
+from octavo.kvcache.kv_cache import KvCache
+from octavo.kvcache.prefix_match import PrefixMatch
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.outcome import Started
 from octavo.scheduler.pace import Pace

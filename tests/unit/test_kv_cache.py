@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.config import BLOCK_TOKENS
+from octavo.kvcache.block_moves import BlockMoves
 from octavo.kvcache.block_store import Parts
 from octavo.kvcache.block_table import BlockTable, blocks_for
-from octavo.kvcache.kv_cache import BlockMoves, KvCache
+from octavo.kvcache.kv_cache import KvCache
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, PrefixNode
 from octavo.kvcache.window_group import WindowGroup
 from octavo.request import PrefixKey
@@ -246,7 +247,7 @@ class Schedule:
             self._check_tokens(child, state, awaited)
 
     def _is_awaited(self, block_id: int) -> bool:
-        return self.kv._is_awaited(block_id)
+        return self.kv._moves.is_awaited(block_id)
 
 
 def _nothing() -> None:
