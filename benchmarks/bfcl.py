@@ -25,7 +25,22 @@ from octavo.server.app import create_app
 from octavo.server.in_process import post
 from octavo.server.settings import ServerSettings
 
-_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+# Of Python, Java and JavaScript.
+_TYPES = {
+    "dict": "object",
+    "HashMap": "object",
+    "float": "number",
+    "double": "number",
+    "long": "integer",
+    "tuple": "array",
+    "Array": "array",
+    "ArrayList": "array",
+    "char": "string",
+    "String": "string",
+    "Boolean": "boolean",
+    "any": None,
+    "": None,
+}
 
 
 def main() -> None:
@@ -73,7 +88,7 @@ def _body(question: dict[str, Any], tool_choice: str) -> dict[str, Any]:
 
 
 def _schema(node: Any) -> Any:
-    """JSON Schema from the benchmark's dialect, which has types of Python."""
+    """JSON Schema from the benchmark's dialect, which has types of programming languages."""
     if isinstance(node, list):
         return [_schema(item) for item in node]
     if not isinstance(node, dict):
