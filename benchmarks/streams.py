@@ -111,7 +111,19 @@ async def _get(port: int, path: str) -> str:
 @contextmanager
 def server(model: Path) -> Iterator[int]:
     """A server of the model; its port."""
-    command = [sys.executable, "-m", "octavo", "serve", str(model), "--port", "0", "--served-model-name", "m", *FLAGS]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "octavo",
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--served-model-name",
+        "m",
+        *FLAGS,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

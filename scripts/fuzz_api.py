@@ -170,15 +170,10 @@ def answer(server: Server, name: str, case: schemathesis.Case, report: Report) -
             raise SystemExit(f"{report.faults[-1]}\nthe server has ended:\n{server.log}") from error
         return
     report.count(name, response.status_code)
-    if response.status_code >= 500 and not waited_as_asked(case, response.content):
+    if response.status_code >= 500:
         report.faults.append(
             f"{name}: {response.status_code} {response.content[:300]!r}\n{case.as_curl_command()[:2000]}"
         )
-
-
-def waited_as_asked(case: schemathesis.Case, content: bytes) -> bool:
-    """A body may ask to be given up after less than a step."""
-    return isinstance(case.body, dict) and "queue_timeout" in case.body and b'"code": "queue_timeout"' in content
 
 
 def fuzz_streams(server: Server, num_streams: int, report: Report) -> None:

@@ -16,6 +16,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server import unsupported
 
 _INT64 = 2**63
+LEAST_QUEUE_TIMEOUT_S = 0.01  # less than a step may take could only be missed
 
 T = TypeVar("T")
 # Checked up to the first bad item only: an error for each of a million would take minutes.
@@ -83,7 +84,7 @@ class SamplingFields(WireModel):
     user: str | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    queue_timeout: Annotated[float, Field(gt=0)] | None = None
+    queue_timeout: Annotated[float, Field(ge=LEAST_QUEUE_TIMEOUT_S)] | None = None
 
     @property
     def gives_max_tokens(self) -> bool:

@@ -79,6 +79,12 @@ def test_a_request_waits_no_longer_than_it_may() -> None:
         assert server.complete("b", queue_timeout=60.0).status == 200
 
 
+def test_a_request_that_could_only_be_late_is_refused() -> None:
+    with serve() as (server, _):
+        answer = server.complete("a", queue_timeout=5e-324)
+        assert (answer.status, answer.error["param"]) == (400, "queue_timeout") and "0.01" in answer.error["message"]
+
+
 def test_the_servers_timeout_holds_for_all() -> None:
     with serve(SchedulingConfig(queue=QueueLimits(timeout_s=0.1)), max_num_seqs=1) as (server, fake):
         fake.executor.step_s = 0.05
