@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.errors import InvalidValueError
+from octavo.json_text import parse_json
 
 Schema = Mapping[str, Any] | bool | str
 
@@ -89,8 +89,8 @@ def _checked_choice(choice: Any) -> tuple[str, ...]:
 
 def _parsed(kind: str, text: str) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise _invalid(kind, f"is not valid JSON: {error}") from None
     if not isinstance(value, (dict, bool)):
         raise _invalid(kind, "must be a JSON object")

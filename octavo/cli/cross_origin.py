@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.errors import ConfigError
+from octavo.json_text import parse_json
 
 if TYPE_CHECKING:
     from octavo.server.settings import CrossOrigin
@@ -51,7 +51,7 @@ class CrossOriginFlags:
 
 def _texts(flag: str, given: str) -> tuple[str, ...]:
     try:
-        texts = json.loads(given)
+        texts = parse_json(given)
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -19,6 +19,7 @@ from octavo.config import EngineArgs, EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.machine import read_machine
 from octavo.errors import ConfigError
+from octavo.json_text import parse_json
 from octavo.llm import LLM
 from octavo.request import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -118,10 +119,10 @@ def median_latency(runs: list[Latency]) -> dict[str, float]:
 
 def _workload_request(line: str, place: str) -> WorkloadRequest:
     try:
-        match json.loads(line):
+        match parse_json(line):
             case {"prompt_token_ids": [*token_ids], "max_tokens": int(max_tokens)} if token_ids and max_tokens > 0:
                 return WorkloadRequest(token_ids, max_tokens)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{place}: not JSON: {error}") from None
     raise ConfigError(f"{place}: needs prompt_token_ids, a list with at least one id, and max_tokens, at least 1")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from octavo.errors import ConfigError
+from octavo.json_text import parse_json
 from octavo.server.batch_file import ID_PREFIX, BatchLine, has_failed, read_batch
 
 _BEGINNING = f'{{"id": "{ID_PREFIX}'.encode()
@@ -69,7 +69,7 @@ def _read_done(file: BinaryIO, path: Path) -> Done:
             break
         num_whole_bytes += len(text)
         try:
-            written = json.loads(text)
+            written = parse_json(text)
             num_failed += has_failed(written)
             if written["error"] is None:
                 custom_ids.add(written["custom_id"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import InvalidValueError
+from octavo.json_text import parse_json
 from octavo.server.in_process import InProcessAnswer
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -100,8 +101,8 @@ def _request(fields: dict[str, Any], custom_id: str) -> BatchRequest:
 
 def _fields(text: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(text)
+    except ValueError as error:
         raise InvalidValueError(f"not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise InvalidValueError("not a JSON object")

@@ -6,11 +6,11 @@ same conversation must give the same prompt in every spelling.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.errors import ChatTemplateError, InvalidValueError
+from octavo.json_text import parse_json
 
 PART_SEPARATOR = "\n"
 
@@ -93,8 +93,8 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
+        arguments = parse_json(function["arguments"])
+    except ValueError:
         return call
     if not isinstance(arguments, dict):
         return call

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from octavo.config import GenerationDefaults
 from octavo.errors import ConfigError, InvalidValueError
+from octavo.json_text import parse_json
 from octavo.sampling_params import SamplingParams
 
 FILE_NAME = "generation_config.json"
@@ -57,7 +57,7 @@ def _chosen(choice: str, model_path: Path, metadata: Mapping[str, Any]) -> Mappi
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f"{_FLAG}: {path} cannot be read: {error.strerror}; give auto, vllm, or where {FILE_NAME} is"
@@ -71,7 +71,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _override(text: str) -> Mapping[str, Any]:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{_OVERRIDE} is not JSON: {error}") from None
     if not isinstance(content, dict):

@@ -52,6 +52,7 @@ ROOT_MODULES = {
     "constraint",
     "envs",
     "errors",
+    "json_text",
     "marker_search",
     "passage",
     "request",

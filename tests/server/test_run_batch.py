@@ -63,7 +63,9 @@ def test_every_line_is_answered_by_the_server_s_own_routes(files: tuple[Path, Pa
 
 BAD_LINES = [
     ("{", "not valid JSON"),
-    ("[" * 100_000, "not valid JSON"),
+    ("[" * 100_000, "not valid JSON: it is nested too deeply"),
+    ('{"custom_id": ' + "9" * 5000 + "}", "not valid JSON: an integer has more than 4300 digits"),
+    (b"\xff{}".decode("latin-1"), "not valid JSON"),
     ("[]", "not a JSON object"),
     ("{}", "custom_id"),
     ('{"custom_id": "x"}', "method"),

@@ -390,8 +390,9 @@ def test_bench_latency(octavo: Octavo, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{", "[]", '{"prompt_token_ids": [1]}', '{"prompt_token_ids": [], "max_tokens": 1}',
-             '{"prompt_token_ids": [1], "max_tokens": 0}', '{"prompt_token_ids": "a", "max_tokens": 2}']
+    "line", ["", "{", "[]", "[" * 100_000, "9" * 5000, '{"prompt_token_ids": [1]}',
+             '{"prompt_token_ids": [], "max_tokens": 1}', '{"prompt_token_ids": [1], "max_tokens": 0}',
+             '{"prompt_token_ids": "a", "max_tokens": 2}']
 )  # fmt: skip
 def test_a_malformed_workload_names_its_line(octavo: Octavo, tmp_path: Path, line: str) -> None:
     workload = tmp_path / "work.jsonl"

@@ -52,6 +52,8 @@ def test_end_tokens_are_one_or_a_list(model: Path) -> None:
     [
         ("nowhere", None, "--generation-config: nowhere cannot be read"),
         ("auto", "{", "--override-generation-config is not JSON"),
+        ("auto", "[" * 100_000, "--override-generation-config is not JSON: it is nested too deeply"),
+        ("auto", "9" * 5000, "--override-generation-config is not JSON: an integer has more than 4300 digits"),
         ("auto", "[]", "--override-generation-config is not a JSON object"),
         ("auto", '{"temprature": 1}', "unknown key 'temprature'; known are temperature"),
         ("auto", '{"temperature": -1}', "temperature is -1"),
