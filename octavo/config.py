@@ -129,7 +129,8 @@ class SchedulingConfig:
 class EngineConfig:
     """Everything decided at start, printed in the start-up block.
 
-    `num_blocks` are those of the first layer group, `num_window_blocks` those of each further one.
+    `num_blocks` are those of the first layer group, `num_window_blocks` those of each further one. A reason says what
+    an `auto` was decided by, and is empty where the user has decided.
     """
 
     model: str
@@ -155,6 +156,8 @@ class EngineConfig:
     kv_offload_dir: str | None = None
     kv_offload_bytes: int = DEFAULT_KV_OFFLOAD_BYTES
     kv_cache_dtype: Literal["bf16", "int8"] = "bf16"
+    activation_dtype_reason: str = ""
+    kv_cache_dtype_reason: str = ""
     generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     scheduling: SchedulingConfig = SchedulingConfig()
 

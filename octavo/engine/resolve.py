@@ -40,12 +40,14 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What must be decided before the weights can be packed."""
+    """What must be decided before the weights can be packed. A reason is empty where the user has decided."""
 
     threads: int
     activation_dtype: Literal["bf16", "int8"]
     quantization: Quantization | None = None
     kv_cache_dtype: Literal["bf16", "int8"] = "bf16"
+    activation_dtype_reason: str = ""
+    kv_cache_dtype_reason: str = ""
 
 
 def check_args(args: EngineArgs) -> None:
@@ -98,11 +100,34 @@ def resolve_compute(args: EngineArgs, *, quantized: bool, machine: Machine) -> C
         raise ConfigError(
             f"--quantization {args.quantization}: the weights in the file are quantised already; leave the flag out"
         )
-    kv_cache_dtype = "bf16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
-    activation_dtype = args.activation_dtype
-    if activation_dtype == "auto":
-        activation_dtype = "int8" if quantized or args.quantization is not None else "bf16"
-    return Compute(threads, activation_dtype, args.quantization, kv_cache_dtype)
+    activation_dtype, activation_dtype_reason = _resolve_activation_dtype(args, quantized=quantized)
+    kv_cache_dtype, kv_cache_dtype_reason = _resolve_kv_cache_dtype(args)
+    return Compute(
+        threads,
+        activation_dtype,
+        args.quantization,
+        kv_cache_dtype,
+        activation_dtype_reason=activation_dtype_reason,
+        kv_cache_dtype_reason=kv_cache_dtype_reason,
+    )
+
+
+def _resolve_activation_dtype(args: EngineArgs, *, quantized: bool) -> tuple[Literal["bf16", "int8"], str]:
+    """The type, and why `auto` became it (docs/decisions/0005)."""
+    if args.activation_dtype != "auto":
+        return args.activation_dtype, ""
+    if quantized:
+        return "int8", "the weights in the file are quantised"
+    if args.quantization is not None:
+        return "int8", f"--quantization {args.quantization}"
+    return "bf16", "the weights in the file have 16 or 32 bits"
+
+
+def _resolve_kv_cache_dtype(args: EngineArgs) -> tuple[Literal["bf16", "int8"], str]:
+    """The type, and why `auto` became it (docs/decisions/0006)."""
+    if args.kv_cache_dtype != "auto":
+        return args.kv_cache_dtype, ""
+    return "bf16", "int8 would take half the memory, but slow down prompts"
 
 
 def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Machine) -> EngineConfig:
@@ -121,6 +146,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         isa=facts.isa,
         threads=compute.threads,
         activation_dtype=compute.activation_dtype,
+        activation_dtype_reason=compute.activation_dtype_reason,
         quantization=compute.quantization,
         weight_bytes=facts.weight_bytes,
         max_model_len=max_model_len,
@@ -129,6 +155,7 @@ def resolve(args: EngineArgs, facts: ModelFacts, compute: Compute, machine: Mach
         num_blocks=num_blocks,
         num_window_blocks=memory.blocks(num_blocks)[1:],
         kv_cache_dtype=compute.kv_cache_dtype,
+        kv_cache_dtype_reason=compute.kv_cache_dtype_reason,
         kv_cache_bytes=memory.bytes(num_blocks),
         vocab_size=facts.vocab_size,
         seed=args.seed,

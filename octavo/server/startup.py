@@ -18,8 +18,9 @@ def startup_text(config: EngineConfig, url: str, served_model_names: tuple[str, 
         "file": config.model_path,
         "weights": ", ".join(_weights(config)),
         "compute": f"{config.isa}, {_count(config.threads, 'thread')}",
-        "KV cache": f"{_size(config.kv_cache_bytes)} in {config.kv_cache_dtype} = {config.kv_cache_tokens:,} tokens = "
-        f"{_concurrency(config):.1f} requests of maximum length",
+        "KV cache": f"{_size(config.kv_cache_bytes)} = {config.kv_cache_tokens:,} tokens = "
+        f"{_concurrency(config):.1f} requests of maximum length, in "
+        f"{_because(config.kv_cache_dtype, config.kv_cache_dtype_reason)}",
         "limits": f"{config.max_model_len:,} tokens a request, {config.max_num_seqs:,} requests at once, "
         f"{config.max_num_batched_tokens:,} tokens a step",
         "served as": ", ".join(served_model_names),
@@ -43,7 +44,12 @@ def startup_values(config: EngineConfig, url: str, served_model_names: tuple[str
 
 def _weights(config: EngineConfig) -> list[str]:
     quantized = [] if config.quantization is None else [f"quantised to {config.quantization}"]
-    return [_size(config.weight_bytes), *quantized, f"{config.activation_dtype} activations"]
+    activations = _because(f"{config.activation_dtype} activations", config.activation_dtype_reason)
+    return [_size(config.weight_bytes), *quantized, activations]
+
+
+def _because(decision: str, reason: str) -> str:
+    return f"{decision} (auto: {reason})" if reason else decision
 
 
 def _concurrency(config: EngineConfig) -> float:

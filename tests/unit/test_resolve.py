@@ -14,6 +14,7 @@ from octavo.engine.kv_memory import KvMemory
 from octavo.engine.machine import Machine
 from octavo.engine.resolve import Compute, ModelFacts, check_args, resolve, resolve_compute
 from octavo.errors import ConfigError
+from octavo.server.startup import startup_text
 from octavo.step import KvGroup
 
 MIB = 2**20
@@ -102,15 +103,35 @@ def test_each_value_a_refusal_names_does_fit(
 
 
 def test_threads_and_dtype() -> None:
-    assert resolve_compute(EngineArgs(), quantized=True, machine=machine(1)) == Compute(6, "int8")
-    assert resolve_compute(EngineArgs(threads=3), quantized=False, machine=machine(1)) == Compute(3, "bf16")
-    explicit = EngineArgs(activation_dtype="bf16")
-    assert resolve_compute(explicit, quantized=True, machine=machine(1)).activation_dtype == "bf16"
+    assert _compute(EngineArgs(), quantized=True) == (6, "int8", None, "bf16")
+    assert _compute(EngineArgs(threads=3), quantized=False) == (3, "bf16", None, "bf16")
+    explicit = EngineArgs(activation_dtype="bf16", kv_cache_dtype="int8")
+    assert _compute(explicit, quantized=True) == (6, "bf16", None, "int8")
+
+
+def _compute(args: EngineArgs, *, quantized: bool) -> tuple[object, ...]:
+    compute = resolve_compute(args, quantized=quantized, machine=machine(1))
+    return compute.threads, compute.activation_dtype, compute.quantization, compute.kv_cache_dtype
+
+
+def _startup_text(args: EngineArgs, *, quantized: bool) -> str:
+    compute = resolve_compute(args, quantized=quantized, machine=machine(1))
+    return startup_text(resolve(args, FACTS, compute, machine(1000)), "http://x", ("m",))
+
+
+def test_the_start_up_text_says_why_auto_became_what_it_is() -> None:
+    text = _startup_text(EngineArgs(), quantized=True)
+    assert "int8 activations (auto: the weights in the file are quantised)" in text
+    assert "in bf16 (auto: int8 would take half the memory, but slow down prompts)" in text
+    assert "bf16 activations (auto: the weights in the file have 16" in _startup_text(EngineArgs(), quantized=False)
+    assert "(auto: --quantization int8)" in _startup_text(EngineArgs(quantization="int8"), quantized=False)
+    chosen = _startup_text(EngineArgs(activation_dtype="int8", kv_cache_dtype="int8"), quantized=True)
+    assert "auto" not in chosen and "in int8\n" in chosen
 
 
 def test_quantization_brings_int8_activations_and_is_for_files_of_16_bits() -> None:
     args = EngineArgs(quantization="int8")
-    assert resolve_compute(args, quantized=False, machine=machine(1)) == Compute(6, "int8", "int8")
+    assert _compute(args, quantized=False) == (6, "int8", "int8", "bf16")
     with pytest.raises(ConfigError, match="--quantization int8: the weights in the file are quantised already"):
         resolve_compute(args, quantized=True, machine=machine(1))
 
