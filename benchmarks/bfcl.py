@@ -1,4 +1,5 @@
 """Calls of tools against BFCL v4: python -m benchmarks.bfcl MODEL DATA [--category simple_python] [--count 100]
+    [--tool-choice auto] [--tool-call-parser NAME]
 
 DATA is the folder `bfcl_eval/data` of the package bfcl-eval (install it with --no-deps, in an environment of its own).
 Every answer must be a call that parses and whose arguments validate; accuracy is the share of calls that the
@@ -50,17 +51,19 @@ def main() -> None:
     parser.add_argument("--category", default="simple_python")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--tool-choice", default="required", choices=["auto", "required"])
+    parser.add_argument("--tool-call-parser", metavar="NAME", help="default: as the model's chat template says")
     args = parser.parse_args()
     questions = _lines(args.data / f"BFCL_v4_{args.category}.json")[: args.count]
     truths = _lines(args.data / "possible_answer" / f"BFCL_v4_{args.category}.json")[: args.count]
     bodies = [_body(question, args.tool_choice) for question in questions]
     began = time.monotonic()
-    answers = asyncio.run(_ask(args.model, bodies))
+    answers = asyncio.run(_ask(args.model, args.tool_call_parser, bodies))
     verdicts = [
         _verdict(answer, body, truth["ground_truth"][0])
         for answer, body, truth in zip(answers, bodies, truths, strict=True)
     ]
-    figures: dict[str, Any] = {"category": args.category, "tool_choice": args.tool_choice, "questions": len(verdicts)}
+    figures: dict[str, Any] = {"category": args.category, "tool_choice": args.tool_choice}
+    figures |= {"tool_call_parser": args.tool_call_parser, "questions": len(verdicts)}
     figures |= {verdict: verdicts.count(verdict) for verdict in ("right", "wrong", "no call", "cut", "invalid")}
     print(json.dumps(figures | {"seconds": round(time.monotonic() - began)}))
     if figures["invalid"]:
@@ -101,10 +104,10 @@ def _schema(node: Any) -> Any:
     return fields
 
 
-async def _ask(model: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def _ask(model: str, tool_call_parser: str | None, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     totals = EngineTotals()
     engine = AsyncEngine(build_engine(EngineArgs(model, max_model_len=4096, max_num_seqs=16), listeners=(totals,)))
-    app = create_app(engine, ServerSettings(("model",)), totals)
+    app = create_app(engine, ServerSettings(("model",), tool_call_parser=tool_call_parser), totals)
     engine.start()
     try:
         answers = await asyncio.gather(
