@@ -7,6 +7,7 @@ two for every model, and its figures are in docs/log.md.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from tests.models.accuracy import BF16_TOKENS, Oracle, compare, logprobs_of
+
+Dtype = Literal["int8", "bf16"]
 
 # activation dtype: (mean KL in nats at most, top-1 agreement at least)
 BARS = {"int8": (1e-2, 0.97), "bf16": (2e-3, 0.99)}
@@ -26,11 +29,13 @@ def model(request: pytest.FixtureRequest) -> tuple[Path, Oracle]:
     return path, Oracle(path, NUM_WINDOWS[request.param])
 
 
-@pytest.mark.parametrize("activation_dtype", ["int8", "bf16"])
-def test_distributions_are_close_to_float32(model: tuple[Path, Oracle], activation_dtype: str) -> None:
+@pytest.mark.parametrize(("activation_dtype", "kv_cache_dtype"), [("int8", "bf16"), ("bf16", "bf16"), ("int8", "int8")])
+def test_distributions_are_close_to_float32(
+    model: tuple[Path, Oracle], activation_dtype: Dtype, kv_cache_dtype: Dtype
+) -> None:
     path, oracle = model
-    accuracy = compare(oracle, path, activation_dtype)  # type: ignore[arg-type]
-    print(path.name, activation_dtype, accuracy)
+    accuracy = compare(oracle, path, activation_dtype, kv_cache_dtype=kv_cache_dtype)
+    print(path.name, activation_dtype, kv_cache_dtype, accuracy)
     max_kl, min_agreement = BARS[activation_dtype]
     assert accuracy.num_positions >= 1000
     assert accuracy.mean_kl <= max_kl
