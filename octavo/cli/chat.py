@@ -86,6 +86,8 @@ class Conversation:
                     told.append(delta.text)
             told.finish()
         except KeyboardInterrupt:
+            told.append(self._engine.rest())
+            told.finish()
             print(" [stopped]", end="", file=sys.stderr)
         print()
         self._turns += [question, told.turn()]

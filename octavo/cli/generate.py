@@ -70,9 +70,13 @@ def generate(
 
 
 def _print_as_it_comes(local: LocalEngine, request: Request) -> None:
-    with closing(local.stream(request)) as deltas:
-        for delta in deltas:
-            print(delta.text, end="", flush=True)
+    try:
+        with closing(local.stream(request)) as deltas:
+            for delta in deltas:
+                print(delta.text, end="", flush=True)
+    except KeyboardInterrupt:
+        print(local.rest(), end="")
+        raise
     print()
 
 

@@ -24,6 +24,7 @@ class LocalEngine:
         with ProgressReport() as progress:
             self._engine = build_engine(args, progress=progress)
         self._arrived: SimpleQueue[OutputDelta] = SimpleQueue()
+        self._streamed_id: str | None = None  # of the request whose stream is open, or was left before its end
         self._thread = EngineThread(self._engine.core, self._deliver)
         self._thread.start()
 
@@ -43,19 +44,28 @@ class LocalEngine:
     def stream(self, request: Request) -> Generator[OutputDelta, None, None]:
         """The answer as it comes; closing the generator stops it. One at a time. Raises what the answer ended with."""
         self._thread.submit((request,))
-        finished = False
+        self._streamed_id = request.request_id
         try:
-            while not finished:
-                delta = self._arrived.get()
-                if delta.request_id != request.request_id:
-                    continue  # what an answer that was stopped still had to say
-                finished = delta.finished
+            for delta in self._deltas():
                 if delta.error is not None:
                     raise delta.error
                 yield delta
         finally:
-            if not finished:
+            if self._streamed_id is not None:
                 self._thread.abort((request.request_id,))
+
+    def rest(self) -> str:
+        """What the answer that was stopped last still had to say: text on its way, and text held back."""
+        return "".join([delta.text for delta in self._deltas()])
+
+    def _deltas(self) -> Generator[OutputDelta, None, None]:
+        """Those of the streamed request that are still to come; others are what an answer stopped before had to say."""
+        while self._streamed_id is not None:
+            delta = self._arrived.get()
+            if delta.request_id == self._streamed_id:
+                if delta.finished:
+                    self._streamed_id = None
+                yield delta
 
     def answers(self, requests: Sequence[Request]) -> Generator[str, None, None]:
         """The whole texts of requests that run together, in their order. Raises what one of them ended with."""

@@ -83,6 +83,11 @@ class Answer:
             return self._end(text, token_id, "length", None)
         return self.delta(text, (token_id,))
 
+    def close(self, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
+        """The last delta, for a reason outside the text: what could have become a stop string will not any more."""
+        text = "" if self._stops is None else self._stops.flush()
+        return self.delta(text, (), finish_reason, error=error)
+
     def delta(
         self,
         text: str = "",

@@ -96,7 +96,7 @@ class OutputProcessor:
 
     def close(self, request_id: str, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
         """The last delta of a request that ends for a reason outside its text."""
-        return self._answers[request_id].delta("", (), finish_reason, error=error)
+        return self._answers[request_id].close(finish_reason, error)
 
     def forget(self, request_id: str) -> Answer:
         """Drops an answer whose last delta has been made."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from octavo.cli import chat, local_engine, main
+from octavo.cli import chat, generate, local_engine, main
+from octavo.config import EngineArgs
+from octavo.sampling_params import SamplingParams
+from tests.engine.fake_engine import Recorder
 from tests.server.fakes import FakeEngine
 
 
@@ -89,3 +94,49 @@ def test_what_was_reasoned_is_history(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit):
         main.main(["chat", "m"])
     assert rendered == ["A?<think>", "A?Hm.Yes.B?<think>"]
+
+
+def interrupted(spoken: list[str]) -> Callable[..., None]:
+    """Prints into `spoken`, and is interrupted when it has to print the first "b"."""
+
+    def tell(text: str = "", *, file: Any = None, **_: Any) -> None:
+        if file is not sys.stderr:
+            spoken.append(re.sub("\x1b.[0-9]*m", "", text))
+            if "b" in text and "".join(spoken).count("b") == 1:
+                raise KeyboardInterrupt
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("template", "says", "stop"),
+    [(None, "ab" + "S" * 200, ("SSSSx",)), (THINKING, "ab" + "<" * 200, ())],
+    ids=["stop-string", "marker"],
+)
+def test_ctrl_c_shows_all_that_was_said(
+    monkeypatch: pytest.MonkeyPatch, template: str | None, says: str, stop: tuple[str, ...]
+) -> None:
+    """What could have become a stop string, or the end of the reasoning, is held back until it is sure not to."""
+    stats, spoken = Recorder(), list[str]()
+    fake = FakeEngine(stats, chat_template=template)
+    fake.executor.step_s, fake.executor.says = 0.005, says
+    use(monkeypatch, fake)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(chat, "print", interrupted(spoken), raising=False)
+    with local_engine.LocalEngine(EngineArgs("m")) as local:
+        chat.Conversation(local, SamplingParams(max_tokens=200, stop=stop), system=None).answer("?")
+    length = stats.requests[0].num_output_tokens
+    assert 2 <= length < 200 and "".join(spoken) == says[:length]
+
+
+def test_ctrl_c_shows_all_that_was_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats, spoken = Recorder(), list[str]()
+    fake = FakeEngine(stats)
+    fake.executor.step_s, fake.executor.says = 0.005, "ab" + "S" * 200
+    use(monkeypatch, fake)
+    monkeypatch.setattr(generate, "print", interrupted(spoken), raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["generate", "m", "?", "--stop", "SSSSx", "--max-tokens", "200"])
+    length = stats.requests[0].num_output_tokens
+    assert stopped.value.code == 130 and 2 <= length < 200
+    assert "".join(spoken) == fake.executor.says[:length]
