@@ -18,6 +18,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from octavo.chat.format import ChatParsers
 from octavo.config import EngineArgs
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.build import build_engine
@@ -107,7 +108,7 @@ def _schema(node: Any) -> Any:
 async def _ask(model: str, tool_call_parser: str | None, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     totals = EngineTotals()
     engine = AsyncEngine(build_engine(EngineArgs(model, max_model_len=4096, max_num_seqs=16), listeners=(totals,)))
-    app = create_app(engine, ServerSettings(("model",), tool_call_parser=tool_call_parser), totals)
+    app = create_app(engine, ServerSettings(("model",), parsers=ChatParsers(tool_call_parser)), totals)
     engine.start()
     try:
         answers = await asyncio.gather(

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, cast
 
-from octavo.chat.format import chat_format
+from octavo.chat.format import ChatParsers
 from octavo.chat.plan import ChatPlan
 from octavo.chat.preparation import ChatPreparer, ChatQuestion
 from octavo.config import DEFAULT_MODEL, EngineArgs, EngineConfig
@@ -36,24 +36,39 @@ _INTERRUPT_CHECK_S = 0.2
 
 
 class LLM:
-    """A model, loaded and ready. Keyword arguments are the fields of `EngineArgs`.
+    """A model, loaded and ready. Other keyword arguments than the parsers are the fields of `EngineArgs`.
+
+    `tool_call_parser` and `reasoning_parser` name how the model writes calls and marks its reasoning, for `chat`; None:
+    as the chat template says. Raises `ConfigError` or `ModelError`.
 
     May be used from several threads at once: their requests share the batch. Ctrl-C aborts the call it interrupts and
     leaves the engine usable. `close()`, or the end of a `with` block, gives the memory back.
     """
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL, **engine_args: Any) -> None:
-        self._serve(build_engine(_engine_args(model, engine_args)))
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        **engine_args: Any,
+    ) -> None:
+        parsers = ChatParsers(tool_call_parser, reasoning_parser)
+        self._serve(build_engine(_engine_args(model, engine_args)), parsers)
 
     @classmethod
-    def from_engine(cls, engine: Engine) -> Self:
+    def from_engine(
+        cls, engine: Engine, *, tool_call_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> Self:
         """An LLM over an engine that was built elsewhere."""
+        parsers = ChatParsers(tool_call_parser, reasoning_parser)
         llm = cls.__new__(cls)
-        llm._serve(engine)
+        llm._serve(engine, parsers)
         return llm
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: Engine, parsers: ChatParsers) -> None:
         self._engine = engine
+        self._parsers = parsers
         self._collectors: dict[str, _Collector] = {}
         self._thread = EngineThread(engine.core, self._deliver)
         self._closed = False
@@ -102,7 +117,7 @@ class LLM:
         offered = tools_in(tools or ())
         choice = choice_of(tool_choice, offered, several=True)
         source = self._engine.tokenizer.chat_template if chat_template is None else chat_template
-        preparer = ChatPreparer(self._engine.input, self._engine.tokenizer, chat_format(source, None, None))
+        preparer = ChatPreparer(self._engine.input, self._engine.tokenizer, self._parsers.format_under(source))
         plans: dict[str, ChatPlan] = {}
 
         def request(conversation: Sequence[Message], sampling: SamplingParams) -> Request:

@@ -21,12 +21,24 @@ class ChatFormat:
     describes_tools: bool
 
 
-def chat_format(template: str | None, tool_parser: str | None, reasoning_parser: str | None) -> ChatFormat:
-    """The formats of these names, or those that the template's source speaks of. Raises `ConfigError`."""
-    source = template or ""
-    tools = format_in(source) if tool_parser is None else tool_format(tool_parser)
-    if reasoning_parser is None:
-        reasoning = markers_in(source)
-    else:
-        reasoning = None if reasoning_parser == NO_PARSER else reasoning_markers(reasoning_parser)
-    return ChatFormat(tools, reasoning, describes_tools=tools is GENERIC_JSON and "tools" not in source)
+@dataclass(frozen=True, slots=True)
+class ChatParsers:
+    """Parsers by their names; None: what a chat template's source speaks of. Raises `ConfigError` for unknown names."""
+
+    tool_calls: str | None = None
+    reasoning: str | None = None
+
+    def __post_init__(self) -> None:
+        self.format_under(None)
+
+    def format_under(self, template: str | None) -> ChatFormat:
+        """How answers are written that follow on what `template`, a source, writes."""
+        source = template or ""
+        tools = format_in(source) if self.tool_calls is None else tool_format(self.tool_calls)
+        describes_tools = tools is GENERIC_JSON and "tools" not in source
+        return ChatFormat(tools, self._reasoning_under(source), describes_tools)
+
+    def _reasoning_under(self, source: str) -> ReasoningMarkers | None:
+        if self.reasoning is None:
+            return markers_in(source)
+        return None if self.reasoning == NO_PARSER else reasoning_markers(self.reasoning)

@@ -11,12 +11,13 @@ import typer
 
 from octavo.chat.reader import ChatPart, ChoiceReader, Reasoning, put_together
 from octavo.cli.flags import EngineFlags, Model, SamplingFlags, fresh_seed, model_or_default
+from octavo.cli.parser_flags import ReasoningParser
 from octavo.errors import RequestError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
 from octavo.tools.reader import Content
 
 if TYPE_CHECKING:
-    from octavo.chat.preparation import ChatQuestion
+    from octavo.chat.preparation import ChatPreparer, ChatQuestion
     from octavo.cli.local_engine import LocalEngine
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -34,11 +35,14 @@ def chat(
     sampling: SamplingFlags,
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    reasoning_parser: ReasoningParser = None,
 ) -> None:
     """Talk with a model; piped lines are answered one after the other. It must have a chat template."""
+    from octavo.chat.format import ChatParsers
     from octavo.cli.local_engine import LocalEngine
 
     params = sampling.params()
+    parsers = ChatParsers(reasoning=reasoning_parser)
     reference = model_or_default(model)
     if sys.stdin.isatty():
         print(f"Loading {reference} ...", file=sys.stderr)
@@ -47,7 +51,7 @@ def chat(
             raise UnsupportedModelError(
                 f"{reference} has no chat template: it only continues text, as in: octavo generate {reference} TEXT"
             )
-        conversation = Conversation(local, params, system)
+        conversation = Conversation(local, local.chat_preparer(parsers), params, system)
         if sys.stdin.isatty():
             with suppress(ImportError):
                 import readline  # noqa: F401 - gives input() line editing and a history
@@ -61,9 +65,9 @@ def chat(
 class Conversation:
     """The turns so far, and the model that answers."""
 
-    def __init__(self, engine: LocalEngine, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, engine: LocalEngine, preparer: ChatPreparer, params: SamplingParams, system: str | None) -> None:
         self._engine = engine
-        self._preparer = engine.chat_preparer()
+        self._preparer = preparer
         self._params = params
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._turns: list[dict[str, str]] = []

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from octavo.chat.format import chat_format
+from octavo.chat.format import ChatParsers
 from octavo.chat.preparation import ChatPreparer
 from octavo.cli.progress import ProgressReport
 from octavo.config import EngineArgs
@@ -36,10 +36,10 @@ class LocalEngine:
     def has_chat_template(self) -> bool:
         return self._engine.tokenizer.has_chat_template
 
-    def chat_preparer(self) -> ChatPreparer:
+    def chat_preparer(self, parsers: ChatParsers) -> ChatPreparer:
         """For chats as the model's template has them."""
         tokenizer = self._engine.tokenizer
-        return ChatPreparer(self._engine.input, tokenizer, chat_format(tokenizer.chat_template, None, None))
+        return ChatPreparer(self._engine.input, tokenizer, parsers.format_under(tokenizer.chat_template))
 
     def stream(self, request: Request) -> Generator[OutputDelta, None, None]:
         """The answer as it comes; closing the generator stops it. One at a time. Raises what the answer ended with."""

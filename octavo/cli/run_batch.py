@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli.flags import EngineFlags, Model, model_or_default
+from octavo.cli.parser_flags import ReasoningParser, ToolCallParser
 from octavo.cli.served_names import ServedModelName, served_names
 
 
@@ -33,6 +34,8 @@ def run_batch(
         ),
     ],
     served_model_name: ServedModelName = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
 ) -> None:
     """Answer a file of requests, without a server.
 
@@ -42,6 +45,7 @@ def run_batch(
     """
     import asyncio
 
+    from octavo.chat.format import ChatParsers
     from octavo.cli.progress import ProgressReport
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.build import build_engine
@@ -50,13 +54,14 @@ def run_batch(
     from octavo.server.run_batch import run_batch as answer_batch
     from octavo.server.settings import ServerSettings
 
+    parsers = ChatParsers(tool_call_parser, reasoning_parser)
     files = BatchFiles.open(input_file, output_file)
     reference = model_or_default(model)
     names = served_names(reference, served_model_name)
     totals = EngineTotals()
     with ProgressReport() as progress:
         built = build_engine(engine.args(reference), progress=progress, listeners=(totals,))
-    settings = ServerSettings(served_model_names=names)
+    settings = ServerSettings(names, parsers=parsers)
     show = sys.stderr.isatty()
     try:
         counts = asyncio.run(answer_batch(AsyncEngine(built), settings, totals, files, show=show))

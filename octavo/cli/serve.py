@@ -12,6 +12,7 @@ import typer
 
 from octavo.cli.cross_origin import CrossOriginFlags
 from octavo.cli.flags import EngineFlags, Model, model_or_default
+from octavo.cli.parser_flags import ReasoningParser, ToolCallParser
 from octavo.cli.scheduling_flags import SchedulingFlags
 from octavo.cli.served_names import ServedModelName, served_names
 from octavo.cli.sizes import parse_count
@@ -123,38 +124,20 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = False,
-    tool_call_parser: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How the model writes calls of tools: hermes, llama3_json, mistral, mistral_args, fenced_json or "
-            "generic_json. Default: as its chat template says.",
-            show_default=False,
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How the model marks its reasoning: think, deepseek_r1, qwen3, mistral, ...; none: not at all. "
-            "Default: as its chat template says.",
-            show_default=False,
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
     uvicorn_log_level: Annotated[
         LogLevel, typer.Option(help="info logs every HTTP request.", rich_help_panel=_SERVER)
     ] = LogLevel.WARNING,
 ) -> None:
     """Serve a model over the OpenAI API."""
-    from octavo.chat.format import chat_format
+    from octavo.chat.format import ChatParsers
     from octavo.server.listen import bind
     from octavo.server.logs import configure_logging
 
     _require_text("--api-key", api_key)
     _require_text("--admin-key", None if admin_key is None else [admin_key])
-    chat_format(None, tool_call_parser, reasoning_parser)  # a wrong name is told before the model is loaded
+    parsers = ChatParsers(tool_call_parser, reasoning_parser)
     keys = _api_keys(api_key, api_keys_file)
     cors = cross_origin.settings()
     reference = model_or_default(model)
@@ -186,8 +169,7 @@ def serve(
             trust_request_chat_template=trust_request_chat_template,
             max_prompt_len=max_prompt_len,
             max_tokens_per_request=max_tokens_per_request,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
+            parsers=parsers,
             cors=cors,
         )
         options = RunOptions(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
-from octavo.chat.format import ChatFormat, chat_format
+from octavo.chat.format import ChatFormat
 from octavo.config import EngineConfig
 from octavo.errors import EngineDeadError, ShuttingDownError, UnknownModelError
 from octavo.metrics.http_totals import HttpTotals
@@ -39,7 +39,7 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self.fingerprint = _fingerprint(engine.config)
-        self._chat_format = self._format_of(engine.tokenizer.chat_template)
+        self._chat_format = settings.parsers.format_under(engine.tokenizer.chat_template)
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
@@ -52,10 +52,7 @@ class Service:
 
     def chat_format(self, template: str | None) -> ChatFormat:
         """How the model writes calls and reasoning, under a template of the request's own if there is one."""
-        return self._chat_format if template is None else self._format_of(template)
-
-    def _format_of(self, template: str | None) -> ChatFormat:
-        return chat_format(template, self.settings.tool_call_parser, self.settings.reasoning_parser)
+        return self._chat_format if template is None else self.settings.parsers.format_under(template)
 
     def head(self, answer_id: str, kind: str, body: SamplingFields) -> dict[str, object]:
         """The fields every answer and every chunk of one begins with."""

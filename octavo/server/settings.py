@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from octavo.chat.format import ChatParsers
 from octavo.server.api_keys import ApiKey
 
 
@@ -23,8 +24,7 @@ class ServerSettings:
 
     Without `api_keys` no key is asked for, but for what only the `admin_key` opens, if there is one. `strict_fields`
     refuses fields that nobody knows. `max_prompt_len` and `max_tokens_per_request` hold for keys that have no limits of
-    their own, and for clients without a key. `tool_call_parser` and `reasoning_parser` name formats; None: what the
-    chat template speaks of. A stream that has nothing to say for `ping_interval_s` says so.
+    their own, and for clients without a key. A stream that has nothing to say for `ping_interval_s` says so.
     """
 
     served_model_names: tuple[str, ...]
@@ -37,7 +37,6 @@ class ServerSettings:
     trust_request_chat_template: bool = False
     max_prompt_len: int | None = None
     max_tokens_per_request: int | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
+    parsers: ChatParsers = field(default_factory=ChatParsers)
     ping_interval_s: float = 10.0
     cors: CrossOrigin | None = None

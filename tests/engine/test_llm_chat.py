@@ -7,7 +7,7 @@ import json
 import pytest
 
 from octavo import LLM, SamplingParams, StructuredOutputsParams
-from octavo.errors import InvalidValueError
+from octavo.errors import ConfigError, InvalidValueError
 from octavo.request import CompletionOutput, ToolCall
 from tests.server.fakes import FakeEngine
 
@@ -50,6 +50,26 @@ def test_calls_are_told_apart() -> None:
     assert (answer.content, answer.reasoning) == (None, "Rain.")
     assert ask(CALL).content == CALL, "without tools it is text"
     assert ask(CALL, tools=[WEATHER], tool_choice="none").tool_calls == ()
+
+
+def test_parsers_can_be_named() -> None:
+    """For models whose template does not say how they write, and for answers that should stay whole."""
+    fake = FakeEngine(chat_template=TEMPLATE)
+    fake.executor.says = '[THINK]Rain.[/THINK][TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]'
+    with LLM.from_engine(fake.engine, tool_call_parser="mistral", reasoning_parser="mistral") as llm:
+        (output,) = llm.chat(QUESTION, PARAMS, tools=[WEATHER])
+        (under_its_own_template,) = llm.chat(
+            QUESTION, PARAMS, tools=[WEATHER], chat_template="{{ messages[0].content }}"
+        )
+    for answer in (output.outputs[0], under_its_own_template.outputs[0]):
+        assert (answer.reasoning, answer.content) == ("Rain.", None)
+        assert answer.tool_calls == (ToolCall("weather", '{"city": "Oslo"}'),)
+
+
+def test_unknown_parsers_are_told_before_a_model_is_loaded() -> None:
+    for name, flag in (("tool_call_parser", "--tool-call-parser"), ("reasoning_parser", "--reasoning-parser")):
+        with pytest.raises(ConfigError, match=f"{flag} is 'nonsense'; known: "):
+            LLM("no-such-model", **{name: "nonsense"})
 
 
 def test_calls_that_are_required_are_enforced() -> None:

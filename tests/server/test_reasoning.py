@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from octavo.chat.format import ChatParsers
 from octavo.metrics.totals import EngineTotals
 from octavo.server.settings import ServerSettings
 from tests.server.fakes import FakeEngine
@@ -138,9 +139,9 @@ def test_a_model_without_markers() -> None:
         refused = server.chat(thinking_token_budget=5)
         assert refused.status == 400 and refused.error["param"] == "thinking_token_budget"
     with model("{% for message in messages %}{{ message.content }}{% endfor %}", "[THINK]a[/THINK]b",
-               reasoning_parser="mistral") as server:  # fmt: skip
+               parsers=ChatParsers(reasoning="mistral")) as server:  # fmt: skip
         assert server.chat().json["choices"][0]["message"]["reasoning"] == "a"
-    with model(TEMPLATE, "<think>a</think>b", reasoning_parser="none") as server:
+    with model(TEMPLATE, "<think>a</think>b", parsers=ChatParsers(reasoning="none")) as server:
         assert server.chat().json["choices"][0]["message"]["content"] == "<think>a</think>b"
 
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 from jsonschema import validate
 
+from octavo.chat.format import ChatParsers
 from octavo.metrics.totals import EngineTotals
 from octavo.server.settings import ServerSettings
 from tests.server.fakes import FakeEngine
@@ -238,7 +239,7 @@ def test_a_template_without_tools_has_them_described() -> None:
 def test_the_parser_can_be_named() -> None:
     totals = EngineTotals()
     fake = FakeEngine(totals, chat_template=HERMES_TEMPLATE, max_model_len=4096, num_blocks=1024)
-    settings = ServerSettings(("alphabet",), tool_call_parser="mistral")
+    settings = ServerSettings(("alphabet",), parsers=ChatParsers("mistral"))
     with serving(fake.async_engine(), settings, totals) as running:
         says = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]'
         fake.executor.says = says

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from octavo.chat.format import ChatParsers
 from octavo.cli import chat, generate, local_engine, main
 from octavo.config import EngineArgs
 from octavo.sampling_params import SamplingParams
@@ -79,6 +80,20 @@ def test_reasoning_is_dimmed_for_who_watches_and_left_out_of_pipes(monkeypatch: 
         assert told == shown * 2
 
 
+def test_the_markers_of_reasoning_can_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A template that opens no reasoning, and says nothing of it, may still belong to a model that reasons."""
+    for flags, shown in (([], "[THINK]Hm.[/THINK]Yes.\n"), (["--reasoning-parser", "mistral"], "Yes.\n")):
+        engine = FakeEngine()
+        engine.executor.says = "[THINK]Hm.[/THINK]Yes."
+        use(monkeypatch, engine)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("A?\n"))
+        with pytest.raises(SystemExit):
+            main.main(["chat", "m", *flags])
+        assert capsys.readouterr().out == shown
+
+
 def test_what_was_reasoned_is_history(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(chat_template=THINKING)
     engine.executor.says = "Hm.</think>Yes."
@@ -124,7 +139,8 @@ def test_ctrl_c_shows_all_that_was_said(
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(chat, "print", interrupted(spoken), raising=False)
     with local_engine.LocalEngine(EngineArgs("m")) as local:
-        chat.Conversation(local, SamplingParams(max_tokens=200, stop=stop), system=None).answer("?")
+        sampling = SamplingParams(max_tokens=200, stop=stop)
+        chat.Conversation(local, local.chat_preparer(ChatParsers()), sampling, system=None).answer("?")
     length = stats.requests[0].num_output_tokens
     assert 2 <= length < 200 and "".join(spoken) == says[:length]
 

@@ -19,6 +19,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.chat.format import ChatParsers
 from octavo.cli import chat, local_engine, main, measure
 from octavo.cli.flags import Activations, EngineFlags, Eviction, KvCacheDtypes, Quantizations
 from octavo.cli.scheduling_flags import Policy, SchedulingFlags
@@ -219,9 +220,23 @@ def test_generate_keeps_to_a_schema(octavo: Octavo, tmp_path: Path) -> None:
     assert refused.code == 1 and "not" in refused.err and "Traceback" not in refused.err
 
 
-@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
-def test_a_parser_that_does_not_exist_is_told_before_the_model_is_loaded(octavo: Octavo, flag: str) -> None:
-    ran = octavo("serve", "m", flag, "nonsense")
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [
+        ("serve", "--tool-call-parser"),
+        ("serve", "--reasoning-parser"),
+        ("run-batch", "--tool-call-parser"),
+        ("run-batch", "--reasoning-parser"),
+        ("chat", "--reasoning-parser"),
+    ],
+)
+def test_a_parser_that_does_not_exist_is_told_before_the_model_is_loaded(
+    octavo: Octavo, tmp_path: Path, verb: str, flag: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(batch_line("a"))
+    files = ("-i", str(source), "-o", str(tmp_path / "out.jsonl")) if verb == "run-batch" else ()
+    ran = octavo(verb, "m", *files, flag, "nonsense")
     assert ran.code == 1 and flag in ran.err and not octavo.asked  # type: ignore[attr-defined]
 
 
@@ -260,7 +275,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(chat, "print", interrupt_at_d, raising=False)
     with local_engine.LocalEngine(EngineArgs("m")) as local:
-        conversation = chat.Conversation(local, SamplingParams(max_tokens=20), system=None)
+        conversation = chat.Conversation(
+            local, local.chat_preparer(ChatParsers()), SamplingParams(max_tokens=20), system=None
+        )
         conversation.answer("a")
         assert "".join(spoken).startswith("bcd") and "t" not in spoken
         spoken.clear()
