@@ -361,6 +361,18 @@ def test_the_exit_code_of_a_batch_tells_whether_all_lines_are_answered(octavo: O
     assert octavo.asked[-1].max_num_seqs == 3  # type: ignore[attr-defined]
 
 
+def test_a_batch_names_how_the_model_writes(octavo: Octavo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    fake.executor.says = "[THINK]a[/THINK]b"
+    monkeypatch.setattr(engine_build, "build_engine", lambda *_, **__: fake.engine)
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"model": "m.gguf", "messages": [{"role": "user", "content": "w"}]}
+    source.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}))
+    ran = octavo("run-batch", "m.gguf", "-i", str(source), "-o", str(target), "--reasoning-parser", "mistral")
+    message = json.loads(target.read_text())["response"]["body"]["choices"][0]["message"]
+    assert ran.code == 0 and (message["reasoning_content"], message["content"]) == ("a", "b")
+
+
 def test_a_batch_may_name_the_model_as_it_likes(octavo: Octavo, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(batch_line("a", model="gpt-4o") + batch_line("b", model="other") + batch_line("c"))
