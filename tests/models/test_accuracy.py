@@ -15,6 +15,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from tests.models.accuracy import BF16_TOKENS, Oracle, compare, logprobs_of
+from tests.models.bf16_file import write_bf16
 
 Dtype = Literal["int8", "bf16"]
 
@@ -38,6 +39,18 @@ def test_distributions_are_close_to_float32(
     print(path.name, activation_dtype, kv_cache_dtype, accuracy)
     max_kl, min_agreement = BARS[activation_dtype]
     assert accuracy.num_positions >= 1000
+    assert accuracy.mean_kl <= max_kl
+    assert accuracy.top1_agreement >= min_agreement
+
+
+@pytest.mark.parametrize("model", ["smollm2"], indirect=True)
+def test_weights_rounded_at_load_stay_within_the_bar_of_int8(model: tuple[Path, Oracle], tmp_path: Path) -> None:
+    """`--quantization int8` is for files of 16 bits; one is made here."""
+    path, oracle = model
+    write_bf16(path, tmp_path / "bf16.gguf")
+    accuracy = compare(oracle, tmp_path / "bf16.gguf", "int8", quantization="int8")
+    print(path.name, "bf16 rounded to int8", accuracy)
+    max_kl, min_agreement = BARS["int8"]
     assert accuracy.mean_kl <= max_kl
     assert accuracy.top1_agreement >= min_agreement
 

@@ -194,21 +194,33 @@ def test_a_request_is_the_same_in_any_company(
             np.testing.assert_array_equal(found, whole[first : first + chunk_size])
 
 
-SINKS = [pytest.param(8, 2, 64, None, id="whole-context"), pytest.param(10, 1, 32, 40, id="window")]
+SINKS = [
+    pytest.param(8, 2, 64, None, None, id="whole-context"),
+    pytest.param(10, 1, 32, 40, None, id="window"),
+    pytest.param(6, 3, 64, None, 15.0, id="softcap"),
+]
 
 
-@pytest.mark.parametrize(("heads", "groups", "head_size", "window"), SINKS)
+@DTYPES
+@pytest.mark.parametrize(("heads", "groups", "head_size", "window", "softcap"), SINKS)
 def test_sinks_take_part_in_the_softmax(
-    contexts: list[Context], heads: int, groups: int, head_size: int, window: int | None, rng: np.random.Generator
+    contexts: list[Context],
+    dtype: Dtype,
+    heads: int,
+    groups: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    rng: np.random.Generator,
 ) -> None:
-    """Sinks far below and above the scores too: they change nothing, or leave nothing."""
+    """Sinks far below and above the scores too: they change nothing, or leave nothing. The softcap is not for them."""
     sinks = rng.normal(0, 8, heads).astype(np.float32)
     sinks[:3] = (-200, 200, 3)
-    layer = Layer.of(heads, groups, head_size, window=window, sinks=sinks)
+    layer = Layer.of(heads, groups, head_size, window=window, softcap=softcap, sinks=sinks, dtype=dtype)
     (qkv,) = layer.requests(rng, [300])
     (blocks,) = shuffled_blocks(rng, [300])
     (whole,) = layer.step(contexts[0], [Chunk(300, 0, blocks)], [qkv])
-    np.testing.assert_allclose(whole, layer.expected(qkv, contexts[0].isa), atol=tolerance(contexts[0]))
+    np.testing.assert_allclose(whole, layer.expected(qkv, contexts[0].isa), atol=tolerance(contexts[0], dtype))
     for context in contexts:
         (last,) = layer.step(context, [Chunk(1, 299, blocks)], [qkv[-1:]])
         np.testing.assert_array_equal(last[0], whole[-1])

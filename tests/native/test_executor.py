@@ -91,6 +91,17 @@ def test_logits_are_those_of_the_model(
     assert relative_error(scores, model.eager_logits(prompt)) < tolerance
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_of_16_and_32_bits_may_be_rounded_to_int8(family: str, isa: str, rng: np.random.Generator) -> None:
+    """Also those of experts, and gates beside ups: all take the same kind of operand."""
+    model = TinyModel(rng, FAMILIES[family](), (GGUFType.BF16, GGUFType.F16, GGUFType.F32))
+    plain = NativeExecutor(model.checkpoint, isa=isa, threads=1, activation_dtype="bf16")
+    rounded = NativeExecutor(model.checkpoint, isa=isa, threads=2, activation_dtype="int8", quantization="int8")
+    prompt = prompt_of(rng, 75)
+    assert relative_error(rounded.score(prompt), model.eager_logits(prompt)) < 0.05
+    assert rounded.weight_bytes < 0.6 * plain.weight_bytes
+
+
 def test_an_int8_kv_cache_is_smaller_and_close(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
     """Decoding through it gives the bits of one pass over the whole text, as with bf16."""
     executor = NativeExecutor(model.checkpoint, isa=isa, threads=2, activation_dtype="bf16", kv_cache_dtype="int8")

@@ -63,7 +63,7 @@ def test_gated_linear(
     for num_columns in (5, 64, 97):
         tensors = [random_tensor(rng, encoding, (num_columns, 256), 0.1) for _ in range(2)]
         gate, up = (tensor.pack(context, layout) for tensor in tensors)
-        for num_rows in (0, 1, 6, 20):
+        for num_rows in (0, 1, 6, 20, 200):
             x = rng.normal(0, 1, (num_rows, 256)).astype(np.float32)
             assert_is_gated(gated(context, x, gate, up, activation), x, gate, up, activation)
 

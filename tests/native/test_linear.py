@@ -153,6 +153,17 @@ def test_linear_is_the_product_for_every_number_of_rows(
                 assert_is_product(product(context, x, weight, outliers=outliers), x, weight, outliers=outliers)
 
 
+@pytest.mark.parametrize(("encoding", "layout"), ONE_OF_EACH_LAYOUT, ids=by_name)
+def test_more_rows_than_go_through_the_weights_at_once(
+    context: Context, encoding: GGUFType, layout: Layout, rng: np.random.Generator
+) -> None:
+    """192 rows at most do; a step has 512 by default."""
+    weight = random_tensor(rng, encoding, (75, 256)).pack(context, layout)
+    for num_rows in (193, 512):
+        x = with_outliers(rng, (num_rows, 256))
+        assert_is_product(product(context, x, weight), x, weight)
+
+
 @pytest.mark.parametrize("num_columns", [1, 8, 31, 64, 65, 200])
 @pytest.mark.parametrize(("encoding", "layout"), ONE_OF_EACH_LAYOUT, ids=by_name)
 def test_linear_for_odd_numbers_of_columns_and_inputs(

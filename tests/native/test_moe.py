@@ -23,18 +23,30 @@ class Experts:
     """Random experts in one layout, and the same computed plainly on the numbers the kernels have."""
 
     def __init__(
-        self, context: Context, rng: np.random.Generator, encoding: GGUFType, num_experts: int, num_active: int
+        self,
+        context: Context,
+        rng: np.random.Generator,
+        encodings: GGUFType | tuple[GGUFType, GGUFType, GGUFType],
+        num_experts: int,
+        num_active: int,
     ) -> None:
-        layout = layout_of(encoding, "int8")
-        self.context, self.layout = context, layout
+        """`encodings` are those of gates, ups and downs, or of all."""
+        names = ("gate", "up", "down")
+        types = (encodings,) * 3 if isinstance(encodings, GGUFType) else encodings
+        self.context = context
+        self.encodings = dict(zip(names, types, strict=True))
+        self.layouts = {name: layout_of(encoding, "int8") for name, encoding in self.encodings.items()}
         self.num_experts, self.num_active = num_experts, num_active
         self.router = rng.normal(0, 0.3, (num_experts, COLUMNS)).astype(np.float32)
         shapes = {"gate": (WIDTH, COLUMNS), "up": (WIDTH, COLUMNS), "down": (COLUMNS, WIDTH)}
         self.weights: dict[str, PackedWeight] = {
-            expert_weight(name, expert): random_tensor(rng, encoding, shape, 0.2).pack(context, layout)
+            expert_weight(name, expert): self._random(rng, name, shape)
             for name, shape in shapes.items()
             for expert in range(num_experts)
         }
+
+    def _random(self, rng: np.random.Generator, name: str, shape: tuple[int, int]) -> PackedWeight:
+        return random_tensor(rng, self.encodings[name], shape, 0.2).pack(self.context, self.layouts[name])
 
     def run(self, x: FloatArray, *, renormalise: bool = True, residual: FloatArray | None = None) -> FloatArray:
         operation = Moe(
@@ -57,13 +69,17 @@ class Experts:
         shares, chosen = probabilities.topk(self.num_active)
         if renormalise:
             shares = shares / shares.sum(-1, keepdim=True)
-        rounded = torch.from_numpy(operand_values(operand_kind(self.layout, outliers=True), x))
+        gate_inputs, up_inputs = (
+            torch.from_numpy(operand_values(operand_kind(self.layouts[name], outliers=True), x))
+            for name in ("gate", "up")
+        )
         result = torch.zeros(len(x), COLUMNS, dtype=torch.float64)
         for row in range(len(x)):
             for share, expert in zip(shares[row], chosen[row].tolist(), strict=True):
                 gate, up, down = (self._values(name, expert) for name in ("gate", "up", "down"))
-                inner = torch.nn.functional.silu(gate @ rounded[row]) * (up @ rounded[row])
-                inner_values = operand_values(operand_kind(self.layout, outliers=False), inner.float().numpy()[None])
+                inner = torch.nn.functional.silu(gate @ gate_inputs[row]) * (up @ up_inputs[row])
+                inner_kind = operand_kind(self.layouts["down"], outliers=False)
+                inner_values = operand_values(inner_kind, inner.float().numpy()[None])
                 result[row] += share * (down @ torch.from_numpy(inner_values)[0])
         return result.numpy()
 
@@ -85,6 +101,24 @@ def test_moe(context: Context, encoding: GGUFType, num_experts: int, num_active:
         x = rng.normal(0, 1, (num_rows, COLUMNS)).astype(np.float32)
         for renormalise in (True, False):
             assert_close(experts.run(x, renormalise=renormalise), experts.expected(x, renormalise=renormalise))
+
+
+@pytest.mark.parametrize(
+    "encodings",
+    [
+        (GGUFType.Q4_1, GGUFType.BF16, GGUFType.Q8_0),
+        (GGUFType.BF16, GGUFType.Q4_1, GGUFType.F16),
+        (GGUFType.Q4_0, GGUFType.Q5_0, GGUFType.F32),
+    ],
+    ids=lambda encodings: "-".join(map(by_name, encodings)),
+)
+def test_gates_ups_and_downs_may_differ_in_layout(
+    context: Context, encodings: tuple[GGUFType, GGUFType, GGUFType], rng: np.random.Generator
+) -> None:
+    experts = Experts(context, rng, encodings, 5, 2)
+    for num_rows in (1, 30, 250):
+        x = rng.normal(0, 1, (num_rows, COLUMNS)).astype(np.float32)
+        assert_close(experts.run(x), experts.expected(x))
 
 
 def test_moe_adds_to_the_residual(context: Context, rng: np.random.Generator) -> None:
