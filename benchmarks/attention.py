@@ -237,15 +237,19 @@ def main() -> None:
     cases = [case for case in CASES if args.case is None or case.name in args.case]
     context = Context(args.isa, read_machine().num_cores)
     figures = [measure(context, [case], args.repeats)[0] for case in cases]
-    print(f"| {context.isa}, {context.threads} threads | ms | of floor | KV GB/s | barrier ns | read GB/s |")
+    print_figures(figures)
+    if args.json is not None:
+        args.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
+
+
+def print_figures(figures: Sequence[Figure]) -> None:
+    print("\n| attention | ms | of floor | KV GB/s | barrier ns | read GB/s |")
     print("|---|---|---|---|---|---|")
     for figure in figures:
         print(
             f"| {figure.case} | {figure.ms:.2f} | {figure.of_floor:.0%} | {figure.kv_gb_per_s:.1f} "
             f"| {figure.barrier_ns:.0f} | {figure.read_gb_per_s:.1f} |"
         )
-    if args.json is not None:
-        args.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
 
 
 if __name__ == "__main__":

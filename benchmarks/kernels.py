@@ -1,10 +1,12 @@
-"""Products of the real models' shapes against their floors and against oneDNN.
+"""Every kernel against its floor, and products of the real models' shapes against oneDNN.
 
-    python -m benchmarks.kernels [--quick] [--shape NAME ...] [--type TYPE ...] [--rows M ...] [--no-peer] [--json OUT]
+    python -m benchmarks.kernels [--quick] [--only products|attention|others ...] [--json OUT]
+        [--shape NAME ...] [--type TYPE ...] [--rows M ...] [--no-peer]
 
 A product cannot take less than its bytes (weights, activations, results) over the bandwidth or its operations over the
 peak, both measured beside it; the larger is its floor. Weights come from memory: each repetition goes through as many
-matrices as no cache holds. Formats and peer take turns; every figure is the median of their turns.
+matrices as no cache holds. Formats and peer take turns; every figure is the median of their turns. `attention.py` and
+`other_kernels.py` have what else there is; the second line of arguments is about products.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks import attention, other_kernels
 from benchmarks.machine import measure_state
-from benchmarks.products import ColdProducts, Shape
+from benchmarks.products import CHANNEL, ColdProducts, Shape, WeightKind
 from octavo.backends.native.library import Context, Peak
 from octavo.engine.machine import read_machine
+from octavo.quant.gguf import Layout
 from octavo.weights.gguf import GGUFType
 
 SHAPES = (
@@ -50,9 +55,21 @@ SHAPES = (
 )
 ALL_SHAPES = tuple(shape.name for shape in SHAPES)
 QUICK_SHAPES = ("SmolLM2 q k v", "SmolLM2 gate", "SmolLM2 down", "Qwen-0.5B gate")
-TYPES = (GGUFType.BF16, GGUFType.Q8_0, GGUFType.Q4_1, GGUFType.Q4_0, GGUFType.Q5_0, GGUFType.Q6_K)
+# One for each way products are computed.
+KINDS = (
+    WeightKind.of(GGUFType.BF16),
+    CHANNEL,
+    WeightKind.of(GGUFType.Q8_0),
+    WeightKind.of(GGUFType.Q6_K),
+    WeightKind.of(GGUFType.Q5_1),
+    WeightKind.of(GGUFType.Q5_0),
+    WeightKind.of(GGUFType.Q4_1),
+    WeightKind.of(GGUFType.Q4_0),
+    WeightKind.of(GGUFType.IQ4_NL),
+)
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 512)
 QUICK_ROWS = (1, 4, 16, 128, 512)
+QUICK_CONTEXTS = (0, 500)
 COLD_BYTES = 96 * 2**20
 COLD_BYTES_OF_MANY_ROWS = 24 * 2**20
 FEW_ROWS = 32
@@ -72,11 +89,13 @@ class Limits:
     bf16_gflops: float
     int8_gops: float
 
-    def floor_s(self, shape: Shape, weight_bytes: int, rows: int, is_bf16: bool) -> float:
+    def peak_gops(self, kind: WeightKind) -> float:
+        return self.bf16_gflops if kind.layout is Layout.BF16 else self.int8_gops
+
+    def floor_s(self, shape: Shape, kind: WeightKind, weight_bytes: int, rows: int) -> float:
         activations = rows * (shape.num_columns + 4 * shape.num_rows)  # a byte at least in, fp32 out
         operations = 2 * rows * shape.num_weights
-        peak_gops = self.bf16_gflops if is_bf16 else self.int8_gops
-        return max((weight_bytes + activations) / self.read_gb_per_s, operations / peak_gops) * 1e-9
+        return max((weight_bytes + activations) / self.read_gb_per_s, operations / self.peak_gops(kind)) * 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +113,9 @@ class Figure:
 
 
 def measure_shape(
-    context: Context, shape: Shape, types: Sequence[GGUFType], rows: Sequence[int], repeats: int, peers: bool
+    context: Context, shape: Shape, kinds: Sequence[WeightKind], rows: Sequence[int], repeats: int, peers: bool
 ) -> tuple[Limits, list[Figure]]:
-    """Products of all types and row counts with matrices of one shape, and what the machine allowed meanwhile."""
+    """Products of all kinds and row counts with matrices of one shape, and what the machine allowed meanwhile."""
     state = measure_state(context)
     few = [count for count in rows if count <= FEW_ROWS]
     many = [count for count in rows if count > FEW_ROWS]
@@ -104,14 +123,14 @@ def measure_shape(
     figures = []
     for counts, cold_bytes in ((few, COLD_BYTES), (many, COLD_BYTES_OF_MANY_ROWS)):
         if counts:
-            figures += _measure_rows(context, shape, types, counts, cold_bytes, repeats, peers, limits)
+            figures += _measure_rows(context, shape, kinds, counts, cold_bytes, repeats, peers, limits)
     return limits, figures
 
 
 def _measure_rows(
     context: Context,
     shape: Shape,
-    types: Sequence[GGUFType],
+    kinds: Sequence[WeightKind],
     rows: Sequence[int],
     cold_bytes: int,
     repeats: int,
@@ -119,24 +138,23 @@ def _measure_rows(
     limits: Limits,
 ) -> list[Figure]:
     rng = np.random.default_rng(0)
-    products = {kind: ColdProducts(context, rng, kind, shape, max(rows), cold_bytes) for kind in types}
+    products = {kind: ColdProducts(context, rng, kind, shape, max(rows), cold_bytes) for kind in kinds}
     contenders: dict[str, Seconds] = {kind.name: product.seconds for kind, product in products.items()}
     if peers and not shape.gated:
-        contenders |= _peers(shape, types, max(rows), cold_bytes)
+        contenders |= _peers(shape, kinds, max(rows), cold_bytes)
     figures = []
     for count in rows:
         seconds = _medians(contenders, count, repeats)
         for kind, product in products.items():
             own = seconds[kind.name]
-            is_bf16 = kind is GGUFType.BF16
-            peer = seconds.get("oneDNN bf16" if is_bf16 else "oneDNN int8")
+            peer = seconds.get("oneDNN bf16" if kind.layout is Layout.BF16 else "oneDNN int8")
             figures.append(
                 Figure(
                     shape.name,
                     kind.name,
                     count,
                     us=own * 1e6,
-                    of_floor=limits.floor_s(shape, product.bytes, count, is_bf16) / own,
+                    of_floor=limits.floor_s(shape, kind, product.bytes, count) / own,
                     gops=2 * count * shape.num_weights / own * 1e-9,
                     weight_gb_per_s=product.bytes / own * 1e-9,
                     peer_us=None if peer is None else peer * 1e6,
@@ -147,13 +165,14 @@ def _measure_rows(
     return figures
 
 
-def _peers(shape: Shape, types: Sequence[GGUFType], max_rows: int, cold_bytes: int) -> dict[str, Seconds]:
+def _peers(shape: Shape, kinds: Sequence[WeightKind], max_rows: int, cold_bytes: int) -> dict[str, Seconds]:
     from benchmarks import peer_onednn
 
     peers: dict[str, Seconds] = {}
-    if GGUFType.BF16 in types:
+    layouts = {kind.layout for kind in kinds}
+    if Layout.BF16 in layouts:
         peers["oneDNN bf16"] = peer_onednn.bf16_products(shape, max(2, cold_bytes // shape.num_weights // 2), max_rows)
-    if set(types) - {GGUFType.BF16}:
+    if layouts - {Layout.BF16}:
         peers["oneDNN int8"] = peer_onednn.int8_products(shape, max(2, cold_bytes // shape.num_weights), max_rows)
     return peers
 
@@ -191,25 +210,53 @@ def print_block(shape: Shape, limits: Limits, figures: Sequence[Figure]) -> None
 
 def main() -> None:
     args = _arguments()
-    shapes = [shape for shape in SHAPES if shape.name in (args.shape or (QUICK_SHAPES if args.quick else ALL_SHAPES))]
-    types = [GGUFType[name] for name in args.type or [kind.name for kind in TYPES]]
-    rows = args.rows or (QUICK_ROWS if args.quick else ROWS)
     context = Context(args.isa, args.threads)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.only or PARTS}
+    for name, entries in found.items():
+        entries += PARTS[name](context, args)
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _products(context: Context, args: argparse.Namespace) -> list[dict[str, Any]]:
+    shapes = [shape for shape in SHAPES if shape.name in (args.shape or (QUICK_SHAPES if args.quick else ALL_SHAPES))]
+    kinds = [kind for kind in KINDS if args.type is None or kind.name in args.type]
+    rows = args.rows or (QUICK_ROWS if args.quick else ROWS)
     blocks = []
     for shape in shapes:
-        usable = [kind for kind in types if shape.num_columns % kind.block_size == 0]
+        usable = [kind for kind in kinds if shape.num_columns % kind.encoding.block_size == 0]
         limits, figures = measure_shape(context, shape, usable, rows, args.repeats, not args.no_peer)
         print_block(shape, limits, figures)
         blocks.append({"shape": asdict(shape), "limits": asdict(limits), "figures": [asdict(f) for f in figures]})
-    if args.json is not None:
-        args.json.write_text(json.dumps(blocks, indent=2) + "\n")
+    return blocks
+
+
+def _attention(context: Context, args: argparse.Namespace) -> list[dict[str, Any]]:
+    cases = [case for case in attention.CASES if not args.quick or case.context in QUICK_CONTEXTS]
+    figures = [attention.measure(context, [case], args.repeats)[0] for case in cases]
+    attention.print_figures(figures)
+    return [asdict(figure) for figure in figures]
+
+
+def _others(context: Context, args: argparse.Namespace) -> list[dict[str, Any]]:
+    figures = other_kernels.measure(context, args.repeats, quick=args.quick)
+    other_kernels.print_figures(figures)
+    return [asdict(figure) for figure in figures]
+
+
+PARTS: Mapping[str, Callable[[Context, argparse.Namespace], list[dict[str, Any]]]] = {
+    "products": _products,
+    "attention": _attention,
+    "others": _others,
+}
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="four shapes and five row counts")
+    parser.add_argument("--quick", action="store_true", help="some shapes, row counts and contexts")
+    parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--shape", action="append", choices=ALL_SHAPES)
-    parser.add_argument("--type", action="append", choices=[kind.name for kind in TYPES])
+    parser.add_argument("--type", action="append", choices=[kind.name for kind in KINDS])
     parser.add_argument("--rows", type=int, nargs="+", metavar="M")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true", help="without oneDNN, which needs torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,26 @@ _SCALES = {
     GGUFType.Q4_K: slice(0, 4),
     GGUFType.Q5_K: slice(0, 4),
     GGUFType.Q6_K: slice(208, 210),
+    GGUFType.IQ4_NL: slice(0, 2),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class WeightKind:
+    """What weights are in a file, and the layout they are packed into."""
+
+    name: str
+    encoding: GGUFType
+    layout: Layout
+
+    @classmethod
+    def of(cls, encoding: GGUFType) -> Self:
+        """As a model of such weights is packed."""
+        return cls(encoding.name, encoding, layout_of(encoding, "int8"))
+
+
+CHANNEL = WeightKind("INT8_CHANNEL", GGUFType.BF16, Layout.INT8_CHANNEL)
+"""8 bits with a scale for each row, times activations with one for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +86,6 @@ def random_blocks(rng: np.random.Generator, encoding: GGUFType, shape: Shape) ->
 class ColdProducts:
     """One product over and over, each time with other weights: `cold_bytes` of them, more than a cache holds.
 
-    `layout` is how they are packed; None: as a quantised model would be.
-
     Activations are zero, which takes as long as any others without outliers. A barrier follows each product,
     as in a model.
     """
@@ -76,26 +94,23 @@ class ColdProducts:
         self,
         context: Context,
         rng: np.random.Generator,
-        encoding: GGUFType,
+        kind: WeightKind,
         shape: Shape,
         max_rows: int,
         cold_bytes: int,
-        layout: Layout | None = None,
     ) -> None:
         self._context = context
-        if layout is None:
-            layout = layout_of(encoding, "int8")
-        blocks = random_blocks(rng, encoding, shape)
+        blocks = random_blocks(rng, kind.encoding, shape)
         sides = 2 if shape.gated else 1
 
         def pack() -> PackedWeight:
-            return PackedWeight(context, layout, encoding, (shape.num_rows, shape.num_columns), blocks)
+            return PackedWeight(context, kind.layout, kind.encoding, (shape.num_rows, shape.num_columns), blocks)
 
         first = pack()
         self.bytes = first.bytes * sides  # of the weights of one product
         self.count = max(2, cold_bytes // self.bytes)
         weights = [first, *(pack() for _ in range(self.count * sides - 1))]
-        operand = operand_kind(layout, outliers=False)
+        operand = operand_kind(kind.layout, outliers=False)
         buffers = (
             Buffer(operand, shape.num_columns),
             Buffer(operand if shape.gated else BufferKind.F32, shape.num_rows),

@@ -5,17 +5,13 @@ Of products in groups of 32 one kind exists, with an activation scale for each g
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from benchmarks.gates.gate import Gate
 from benchmarks.kernels import SHAPES, Figure, Limits, measure_shape
-from benchmarks.machine import State, measure_state
-from benchmarks.products import ColdProducts
-from octavo.backends.native.library import Context, Peak
-from octavo.quant.gguf import Layout
+from benchmarks.machine import State
+from benchmarks.products import CHANNEL, WeightKind
+from octavo.backends.native.library import Context
 from octavo.weights.gguf import GGUFType
 
 WIDE = ("SmolLM2 gate", "Qwen-0.5B gate", "Qwen-1.5B down")  # 1,024 columns and more
@@ -24,46 +20,31 @@ SMALL = ("SmolLM2 gate", "SmolLM2 down")  # below 2 MB in every format
 LARGE = ("Qwen-0.5B gate", "Qwen-1.5B gate")  # 4 MB and more in bf16 and 8 bits
 MANY_ROWS = (128, 512)
 REPEATS = 5
+BF16, Q8_0 = WeightKind.of(GGUFType.BF16), WeightKind.of(GGUFType.Q8_0)
 
 
 def measure(context: Context) -> Iterator[Gate]:
     for name, shapes, required in (("N >= 1024", WIDE, 0.85), ("N = 576/960", NARROW, 0.78)):
-        yield _of_peak(context, f"bf16 GEMM, M >= 128, {name}", shapes, GGUFType.BF16, required)
-    yield _channel(context)
+        yield _of_peak(context, f"bf16 GEMM, M >= 128, {name}", shapes, BF16, required)
+    yield _of_peak(context, "int8 GEMM, M >= 128, per channel", WIDE, CHANNEL, 0.82)
     groups = "int8 GEMM, M >= 128, groups of 32, activation scales for each"
-    yield _of_peak(context, groups, WIDE, GGUFType.Q8_0, 0.62)
-    small = (GGUFType.BF16, GGUFType.Q8_0, GGUFType.Q4_1, GGUFType.Q5_0)
+    yield _of_peak(context, groups, WIDE, Q8_0, 0.62)
+    small = (BF16, Q8_0, WeightKind.of(GGUFType.Q4_1), WeightKind.of(GGUFType.Q5_0))
     yield from _of_bandwidth(context, "under 2 MB", SMALL, small, 0.85)
-    yield from _of_bandwidth(context, "from 4 MB", LARGE, (GGUFType.BF16, GGUFType.Q8_0), 0.92)
+    yield from _of_bandwidth(context, "from 4 MB", LARGE, (BF16, Q8_0), 0.92)
 
 
-def _of_peak(context: Context, name: str, shapes: Sequence[str], kind: GGUFType, required: float) -> Gate:
+def _of_peak(context: Context, name: str, shapes: Sequence[str], kind: WeightKind, required: float) -> Gate:
     """The worst of the shapes and row counts."""
     found = [
-        (figure.gops / (limits.bf16_gflops if kind is GGUFType.BF16 else limits.int8_gops), figure, limits)
+        (figure.gops / limits.peak_gops(kind), figure, limits)
         for limits, figure in _figures(context, shapes, [kind], MANY_ROWS)
     ]
     return _worst("GEMM", name, found, required)
 
 
-def _channel(context: Context) -> Gate:
-    """Weights with a scale for each row, activations with one for each row; the worst of the shapes and row counts."""
-    found = []
-    for shape in (shape for shape in SHAPES if shape.name in WIDE):
-        state, peak_gops = measure_state(context), context.peak_gops(Peak.INT8)
-        rng = np.random.default_rng(0)
-        product = ColdProducts(context, rng, GGUFType.BF16, shape, max(MANY_ROWS), 24 * 2**20, Layout.INT8_CHANNEL)
-        for rows in MANY_ROWS:
-            seconds = statistics.median(min(product.seconds(rows) for _ in range(4)) for _ in range(REPEATS))
-            gops = 2 * rows * shape.num_weights / seconds * 1e-9
-            found.append((gops / peak_gops, f"worst: {shape.name}, M = {rows}, {seconds * 1e6:.0f} us", state))
-        product.close()
-    share, note, state = min(found, key=lambda entry: entry[0])
-    return Gate("GEMM", "int8 GEMM, M >= 128, per channel", "%", 0.82, share, state, of_floor=share, note=note)
-
-
 def _of_bandwidth(
-    context: Context, size: str, shapes: Sequence[str], kinds: Sequence[GGUFType], required: float
+    context: Context, size: str, shapes: Sequence[str], kinds: Sequence[WeightKind], required: float
 ) -> Iterator[Gate]:
     """The worst of the shapes, for each kind; all kinds of a shape take turns."""
     found = [
@@ -76,7 +57,7 @@ def _of_bandwidth(
 
 
 def _figures(
-    context: Context, shapes: Sequence[str], kinds: Sequence[GGUFType], rows: Sequence[int]
+    context: Context, shapes: Sequence[str], kinds: Sequence[WeightKind], rows: Sequence[int]
 ) -> Iterator[tuple[Limits, Figure]]:
     for shape in SHAPES:
         if shape.name in shapes:

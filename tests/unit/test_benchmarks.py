@@ -34,12 +34,21 @@ def test_ceilings_has_one_entry_for_a_thread_and_one_for_all(tmp_path: Path) -> 
 
 
 def test_kernels_has_a_figure_for_each_type_and_number_of_rows(tmp_path: Path) -> None:
-    shape = ("--shape", "SmolLM2 output", "--type", "Q4_1", "--type", "BF16", "--rows", "1", "40")
-    (block,) = run("kernels", *shape, "--repeats", "1", "--no-peer", json_out=tmp_path / "out.json")
-    found = {(figure["type"], figure["rows"]) for figure in block["figures"]}
-    assert found == {("Q4_1", 1), ("Q4_1", 40), ("BF16", 1), ("BF16", 40)}
+    types = ("Q4_1", "BF16", "INT8_CHANNEL", "IQ4_NL")
+    shape = ("--shape", "SmolLM2 output", *(word for name in types for word in ("--type", name)), "--rows", "1", "40")
+    found = run("kernels", "--only", "products", *shape, "--repeats", "1", "--no-peer", json_out=tmp_path / "out.json")
+    (block,) = found["products"]
+    measured = {(figure["type"], figure["rows"]) for figure in block["figures"]}
+    assert measured == {(name, rows) for name in types for rows in (1, 40)}
     assert all(figure["us"] > 0 and figure["of_floor"] > 0 for figure in block["figures"])
     assert block["limits"]["read_gb_per_s"] > 0
+
+
+def test_kernels_beside_products_are_measured_too(tmp_path: Path) -> None:
+    parts = ("--only", "others", "--only", "attention", "--quick", "--repeats", "1")
+    found = run("kernels", *parts, json_out=tmp_path / "out.json")
+    assert len({figure["kernel"] for figure in found["others"]}) > 5 and found["attention"]
+    assert all(figure["of_floor"] > 0 for figures in found.values() for figure in figures)
 
 
 def test_every_gate_becomes_a_row_and_a_section_that_breaks_leaves_the_others(tmp_path: Path) -> None:
