@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import workload
+from benchmarks.planned_rows import PlannedRows
 from octavo.config import BLOCK_TOKENS
 from octavo.kvcache.block_table import BlockTable, blocks_for
 from octavo.kvcache.kv_cache import KvCache
@@ -27,7 +28,7 @@ from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
 from octavo.request import PrefixKey, Request
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
-from octavo.step import SampledToken, StepOutput, StepPlan
+from octavo.step import RowStep, StepOutput, StepPlan
 
 LONG_PROMPT = 100_000
 REPEATS = 15
@@ -88,19 +89,20 @@ def measure_use(num_requests: int) -> Use:
     scheduler = Scheduler(kv, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512)
     for request in requests:
         scheduler.add(request)
-    held: dict[int, _Held] = {}
+    rows, held = PlannedRows(), dict[int, _Held]()
     left = {request.request_id: request.sampling.max_tokens or 0 for request in requests}
     shares: list[float] = []
     num_preemptions = 0
     while scheduler.has_requests:
         plan = scheduler.schedule()
+        steps = rows.steps(plan)
         num_preemptions += scheduler.step_counts.num_preempted
         for token in scheduler.update(_answer(plan)):
             left[token.request_id] -= 1
             if left[token.request_id] == 0:
                 scheduler.remove(token.request_id)
         if scheduler.num_waiting:
-            shares.append(_utilization(plan, held))
+            shares.append(_utilization(plan, steps, held))
     return Use(statistics.mean(shares), min(shares), len(shares), num_preemptions)
 
 
@@ -110,20 +112,20 @@ class _Held:
     num_blocks: int = 0
 
 
-def _utilization(plan: StepPlan, rows: dict[int, _Held]) -> float:
+def _utilization(plan: StepPlan, steps: list[RowStep], rows: dict[int, _Held]) -> float:
     """Of the rows in the plan: tokens they hold over slots of the blocks they were given."""
     for start in plan.starts:
         rows[start.row] = _Held()
-    for step in plan.steps:
+    for step in steps:
         held = rows[step.row]
         held.num_tokens = step.num_computed_tokens + step.num_tokens
         held.num_blocks += len(step.new_block_ids[0]) if step.new_block_ids else 0
-    running = [rows[step.row] for step in plan.steps]
+    running = [rows[step.row] for step in steps]
     return sum(held.num_tokens for held in running) / (BLOCK_TOKENS * sum(held.num_blocks for held in running))
 
 
 def _answer(plan: StepPlan) -> StepOutput:
-    return StepOutput(tuple(SampledToken(step.row, 7) for step in plan.steps if step.samples))
+    return StepOutput([7] * len(plan.sampling_rows))
 
 
 def _enter_and_publish(kv: KvCache, table: BlockTable, tokens: TokenIds) -> None:

@@ -80,8 +80,8 @@ def _decode_time(executor: NativeExecutor, prompts: list[list[int]], sampling: S
         )
     )
     times = []
-    for computed in range(PROMPT_TOKENS, PROMPT_TOKENS + 5):
-        plan = StepPlan((), tuple(RowStep(row, computed, 1, (), samples=True) for row in range(len(prompts))))
+    plan = StepPlan((), (), decoding=tuple(range(len(prompts))))
+    for _ in range(5):
         began = time.perf_counter()
         executor.execute(plan)
         times.append(time.perf_counter() - began)

@@ -6,19 +6,20 @@ Time is simulated, so a run gives the same figures on any machine, and an hour o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 
+from benchmarks.planned_rows import PlannedRows
 from octavo.config import BLOCK_TOKENS, SchedulingConfig
 from octavo.errors import QueueFullError
 from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request, Tenant
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
-from octavo.step import SampledToken, StepOutput, StepPlan
+from octavo.step import RowStep, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class Machine:
     context_token_s: float = 2e-8
     request_s: float = 1e-4
 
-    def seconds(self, plan: StepPlan) -> float:
+    def seconds(self, steps: Sequence[RowStep]) -> float:
         tokens = context = 0
-        for step in plan.steps:
+        for step in steps:
             tokens += step.num_tokens
             context += step.num_tokens * (step.num_computed_tokens + step.num_tokens / 2)
-        return self.step_s + self.token_s * tokens + self.context_token_s * context + self.request_s * len(plan.steps)
+        return self.step_s + self.token_s * tokens + self.context_token_s * context + self.request_s * len(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Simulation:
         )
         self.outcome = Outcome()
         self._machine = machine
+        self._rows = PlannedRows()
         self._until_s = until_s
         self._trace: Iterator[Demand] = iter(demands)
         self._next = next(self._trace, None)
@@ -173,23 +175,22 @@ class Simulation:
 
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
-        plan = scheduler.schedule()
-        self.now += self._machine.seconds(plan)
-        self._count(plan)
-        sampled = tuple([SampledToken(step.row, 7 + (step.row * 31 + step.num_computed_tokens) % 997)
-                         for step in plan.steps if step.samples])  # fmt: skip
+        steps = self._rows.steps(scheduler.schedule())
+        self.now += self._machine.seconds(steps)
+        self._count(steps)
+        sampled = [7 + (step.row * 31 + step.num_computed_tokens) % 997 for step in steps if step.samples]
         for start in scheduler.started:
             outcome.num_prompt_tokens += start.num_prompt_tokens
             outcome.num_cached_tokens += start.num_cached_tokens
         for token in scheduler.update(StepOutput(sampled)):
             self._take(token.request_id, token.token_id)
 
-    def _count(self, plan: StepPlan) -> None:
+    def _count(self, steps: Sequence[RowStep]) -> None:
         """Utilisation of the blocks that are held: all full but the last of each request."""
         self.outcome.num_steps += 1
         self.outcome.num_preempted += self.scheduler.step_counts.num_preempted
         num_slots = num_tokens = 0
-        for step in plan.steps:
+        for step in steps:
             end = step.num_computed_tokens + step.num_tokens
             num_tokens += end
             num_slots += -(-end // BLOCK_TOKENS) * BLOCK_TOKENS

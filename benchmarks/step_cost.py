@@ -1,8 +1,9 @@
 """What Python costs beside a step of the native library: python -m benchmarks.step_cost MODEL [--json OUT]
 
 Requests that all decode, 1 to 256 of them, through the whole engine with the real model between, so that caches are as
-cold as they are in use. Medians, in microseconds: what each part takes beside the foreign call, and all of `step()`.
-`executor`: from a plan to arrays, and from arrays to its output. Bar for it, and aim for all: 50 + 2 a running request.
+cold as they are in use; what a token stands for has been worked out before, as it has after a while. In microseconds:
+all of `step()` beside the foreign call, median and mean, and then, of as many steps more, the median of each part.
+`executor`: from a plan to arrays, and from arrays to its output. The aim for all: 50 + 2 a running request.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import repeat
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, Self
 
 from benchmarks.machine import measure_state
 from octavo.backends.native.executor import NativeExecutor
 from octavo.backends.native.library import Context, Program
-from octavo.config import EngineArgs
+from octavo.config import BLOCK_TOKENS, EngineArgs
 from octavo.engine.build import build_engine
 from octavo.engine.core import EngineCore
 from octavo.engine.machine import read_machine
@@ -29,26 +31,34 @@ from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 
 NUM_RUNNING = (1, 16, 64, 128, 256)
-NUM_STEPS = 40
-PROMPT_TOKENS = 8
+NUM_STEPS = 64
+LEAST_PROMPT_TOKENS = 8
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=1_000, seed=0, ignore_eos=True)
-PARTS = {
-    "native": (Program, "run"),
+WHOLE = {"native": (Program, "run"), "step": (EngineCore, "step")}
+PARTS = WHOLE | {
     "executor": (NativeExecutor, "execute"),
     "schedule": (Scheduler, "schedule"),
     "update": (Scheduler, "update"),
     "output": (OutputProcessor, "append"),
-    "step": (EngineCore, "step"),
 }
+COLUMNS = ("schedule", "executor", "update", "output", "rest", "native")
 
 
 class Stopwatch:
-    """Seconds of each call of every part, in order."""
+    """Seconds of each call of every part, in order, while the watch runs."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {part: [] for part in PARTS}
-        for part, (owner, name) in PARTS.items():
-            setattr(owner, name, self._timed(getattr(owner, name), self.seconds[part]))
+    def __init__(self, parts: Mapping[str, tuple[type, str]]) -> None:
+        self.seconds: dict[str, list[float]] = {part: [] for part in parts}
+        self._originals = {part: (owner, name, getattr(owner, name)) for part, (owner, name) in parts.items()}
+
+    def __enter__(self) -> Self:
+        for part, (owner, name, function) in self._originals.items():
+            setattr(owner, name, self._timed(function, self.seconds[part]))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for owner, name, function in self._originals.values():
+            setattr(owner, name, function)
 
     def _timed(self, function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -59,19 +69,10 @@ class Stopwatch:
 
         return timed
 
-    def clear(self) -> None:
-        for seconds in self.seconds.values():
-            seconds.clear()
-
-    def costs_us(self) -> dict[str, float]:
-        """Medians; of the executor and of all, what is left without the foreign call."""
-        seconds = self.seconds
-        native = seconds["native"]
-        beside = {
-            part: [whole - inner for whole, inner in zip(seconds[part], native, strict=True)]
-            for part in ("executor", "step")
-        }
-        return {part: 1e6 * median(values) for part, values in (seconds | beside).items()}
+    def us(self, part: str) -> list[float]:
+        """Microseconds of each call; of what makes the foreign call, without it."""
+        native = self.seconds["native"] if part in ("executor", "step") else repeat(0.0)
+        return [1e6 * (whole - inner) for whole, inner in zip(self.seconds[part], native, strict=False)]
 
 
 def main() -> None:
@@ -82,39 +83,44 @@ def main() -> None:
     context = Context(None, read_machine().num_cores)
     print(measure_state(context))
     context.close()
-    core = build_engine(EngineArgs(model=args.model, max_model_len=512, max_num_seqs=max(NUM_RUNNING))).core
-    stopwatch = Stopwatch()
-    print("| running | schedule | executor | update | output | the rest | all | bar | native |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    engine = build_engine(EngineArgs(model=args.model, max_model_len=512, max_num_seqs=max(NUM_RUNNING)))
+    detokenizer = engine.tokenizer.detokenizer()
+    for token_id in range(engine.tokenizer.vocab_size):
+        detokenizer.append(token_id)
+    core = engine.core
+    print("| running | all, median | mean | bar | schedule | executor | update | output | the rest | native |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     found = []
     for num_running in NUM_RUNNING:
-        us = costs_us(core, stopwatch, num_running)
+        us = costs_us(core, num_running)
         found.append({"running": num_running, **us})
-        rest = us["step"] - sum(us[part] for part in ("schedule", "executor", "update", "output"))
-        print(
-            f"| {num_running} | {us['schedule']:.0f} | {us['executor']:.0f} | {us['update']:.0f} | {us['output']:.0f} "
-            f"| {rest:.0f} | {us['step']:.0f} | {50 + 2 * num_running} | {us['native']:.0f} |",
-            flush=True,
-        )
+        columns = (us["step"], us["mean"], 50 + 2 * num_running, *[us[part] for part in COLUMNS])
+        print(f"| {num_running} | {' | '.join(f'{column:.0f}' for column in columns)} |", flush=True)
     core.close()
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def costs_us(core: EngineCore, stopwatch: Stopwatch, num_running: int) -> dict[str, float]:
+def costs_us(core: EngineCore, num_running: int) -> dict[str, float]:
     rng = random.Random(num_running)
     for number in range(num_running):
-        prompt = tuple(rng.choices(range(1_000, 9_000), k=PROMPT_TOKENS))
+        num_tokens = LEAST_PROMPT_TOKENS + number % BLOCK_TOKENS  # so that not all fill their blocks in the same step
+        prompt = tuple(rng.choices(range(1_000, 9_000), k=num_tokens))
         core.add_request(Request(str(number), prompt, SAMPLING, frozenset(), time.monotonic()))
     while len(core.step()) < num_running:
         pass
-    core.step()
-    stopwatch.clear()
-    for _ in range(NUM_STEPS):
-        core.step()
-    costs = stopwatch.costs_us()
+    whole, parts = _watched(core, WHOLE), _watched(core, PARTS)
     core.abort_all()
-    return costs
+    us = {part: median(parts.us(part)) for part in PARTS}
+    us["rest"] = us["step"] - sum(us[part] for part in ("schedule", "executor", "update", "output"))
+    return us | {"step": median(whole.us("step")), "mean": fmean(whole.us("step"))}
+
+
+def _watched(core: EngineCore, parts: Mapping[str, tuple[type, str]]) -> Stopwatch:
+    with Stopwatch(parts) as watch:
+        for _ in range(NUM_STEPS):
+            core.step()
+    return watch
 
 
 if __name__ == "__main__":

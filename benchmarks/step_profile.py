@@ -105,13 +105,12 @@ class Batch:
         return (tuple(range(first, first + self._blocks_of_row)),) * self._num_groups
 
     def step(self) -> None:
-        steps = [RowStep(row, self._num_computed, 1, (), samples=True) for row in range(self._num_rows)]
-        starts = ()
+        starts, steps = (), ()
         if self._prompt:
             row = self._num_rows
             starts = (RowStart(row, self._prompt_ids, self._prompt, GREEDY),)
-            steps.append(RowStep(row, 0, self._prompt, self._blocks(row), samples=True))
-        self._executor.execute(StepPlan(starts, tuple(steps)))
+            steps = (RowStep(row, 0, self._prompt, self._blocks(row), samples=True),)
+        self._executor.execute(StepPlan(starts, steps, decoding=tuple(range(self._num_rows))))
         self._num_computed += 1
 
 

@@ -1,7 +1,8 @@
 """What crosses between the engine and a backend: one `StepPlan` down, one `StepOutput` back, both frozen.
 
 A request that runs holds a *row*, a stable index below `max_num_seqs`; the backend keeps the row's tokens, block table
-and sampling parameters from one step to the next, so a plan carries only what changed.
+and sampling parameters from one step to the next, so a plan carries only what changed. While the same rows go on
+decoding nothing does: the plan of one step is that of the next.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ class RowStep(NamedTuple):
     mask: TokenMask | None = None
 
 
+class RowBlocks(NamedTuple):
+    """Blocks appended to the tables of a row that decodes: a tuple for each layer group, as in `RowStep`."""
+
+    row: int
+    new_block_ids: tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """The keys and values in block `source` are copied to block `destination`, in every layer of the group."""
@@ -101,7 +109,11 @@ class BlockLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows that start, then what each running row computes, in batch order. Empty `steps` is legal.
+    """One step: rows that start, then what the running rows compute: first those `decoding`, then those of `steps`.
+
+    A row that is `decoding` computes its newest token, the only one that is left, and takes in what is sampled after
+    it; `new_blocks` are for such rows. To say anything else of a row takes a `RowStep`. A row is in one of the two, and
+    both may be empty.
 
     Before anything is computed, the bytes of `saves` are read, then those of `loads` written, then `copies` made, one
     after the other.
@@ -112,10 +124,17 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     saves: tuple[BlockAddress, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
+    decoding: tuple[int, ...] = ()
+    new_blocks: tuple[RowBlocks, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return sum(step.num_tokens for step in self.steps)
+        return len(self.decoding) + sum(step.num_tokens for step in self.steps)
+
+    @property
+    def sampling_rows(self) -> tuple[int, ...]:
+        """The rows for which a token is sampled, in batch order."""
+        return (*self.decoding, *[step.row for step in self.steps if step.samples])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +152,6 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-class SampledToken(NamedTuple):
-    """`logprobs` are there if the row's sampling parameters ask for them."""
-
-    row: int
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
     """The tokens that follow the `scored_positions` of a row's step, in order."""
@@ -151,11 +162,13 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One sampled token for each step with `samples`, and one entry for each with scored positions, in plan order.
+    """One token for each of the plan's `sampling_rows`, and one entry for each step with scored positions, in order.
 
+    `logprobs` has an entry for each token, None where the row's sampling parameters ask for none; () where none does.
     `saved` are the bytes of each of the plan's `saves`.
     """
 
-    tokens: tuple[SampledToken, ...] = field(default=())
-    scored: tuple[ScoredTokens, ...] = field(default=())
+    token_ids: Sequence[int] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    scored: tuple[ScoredTokens, ...] = ()
     saved: tuple[bytes, ...] = field(default=(), repr=False)

@@ -81,7 +81,9 @@ class Answer:
             return self._end(text, token_id, "stop", None)
         if num_tokens >= self.max_tokens:
             return self._end(text, token_id, "length", None)
-        return self.delta(text, (token_id,))
+        return OutputDelta(
+            self._request_id, text, (token_id,), None, None, self._num_prompt_tokens, self.num_cached_tokens, num_tokens
+        )
 
     def close(self, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
         """The last delta, for a reason outside the text: what could have become a stop string will not any more."""

@@ -65,7 +65,11 @@ class Constraints:
         self._initial.pop(request_id, None)
 
     def masked(self, plan: StepPlan, request_ids: Sequence[str]) -> StepPlan:
-        """The plan, whose steps belong to these requests, with a mask for each step that samples and needs one."""
+        """The plan, which is about these requests, with a mask for each step that samples and needs one.
+
+        Who decodes without a `RowStep` has no constraint.
+        """
+        request_ids = request_ids[len(plan.decoding) :]
         steps = list(plan.steps)
         sampling = [position for position, step in enumerate(steps) if step.samples]
         matchers = {position: self._matcher(request_ids[position]) for position in sampling}

@@ -146,7 +146,8 @@ class EngineCore:
 
     def step(self) -> list[OutputDelta]:
         """Runs one step; the deltas are in batch order. Raises nothing that a backend or a request can cause."""
-        return self._give_up_all(self._scheduler.timed_out()) + self._compute_step()
+        timed_out = self._scheduler.timed_out()
+        return self._give_up_all(timed_out) + self._compute_step() if timed_out else self._compute_step()
 
     def _compute_step(self) -> list[OutputDelta]:
         started = time.monotonic()
@@ -234,8 +235,6 @@ class EngineCore:
 
     def _give_up_all(self, ids: list[str]) -> list[OutputDelta]:
         """Ends requests that have waited too long, beams with all others of theirs."""
-        if not ids:
-            return []
         error = QueueTimeoutError("the request waited longer than it may; try again later")
         return [self._end(request_id, "error", error) for request_id in self._beams.request_ids(ids)]
 
@@ -338,9 +337,10 @@ class EngineCore:
 
 def _describe(plan: StepPlan, request_ids: list[str]) -> str:
     """A plan for the log: ids and counts, nothing of what the requests say."""
-    steps = ", ".join(
-        f"{request_id} (row {step.row}: {step.num_computed_tokens}+{step.num_tokens}"
-        f"{', samples' if step.samples else ''})"
-        for request_id, step in zip(request_ids, plan.steps, strict=True)
-    )
-    return f"{plan.num_tokens} tokens, {len(plan.starts)} starts: {steps}"
+    told = [f"row {row}: decodes" for row in plan.decoding]
+    told += [
+        f"row {step.row}: {step.num_computed_tokens}+{step.num_tokens}{', samples' if step.samples else ''}"
+        for step in plan.steps
+    ]
+    rows = ", ".join(f"{request_id} ({row})" for request_id, row in zip(request_ids, told, strict=True))
+    return f"{plan.num_tokens} tokens, {len(plan.starts)} starts: {rows}"

@@ -19,6 +19,10 @@ class BlockMoves:
     saves: tuple[BlockAddress, ...]
     loads: tuple[BlockLoad, ...]
 
+    @property
+    def any(self) -> bool:
+        return bool(self.copies or self.saves or self.loads)
+
 
 class PlannedMoves:
     """The moves of the next step, and of the one under way. Without `offload` nothing is saved or loaded."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from octavo.kvcache.block_moves import BlockMoves
+from octavo.scheduler.decode_batch import DecodeBatch
 from octavo.scheduler.outcome import Started, StepCounts
 from octavo.scheduler.request_state import RequestState
 from octavo.scheduler.step_time import StepSize
-from octavo.step import RowStart, RowStep
+from octavo.step import RowBlocks, RowStart, RowStep, StepPlan
 
 
 class Draft:
-    """The steps handed out so far; `states` are their requests, in the same order.
+    """What has been handed out so far: a token to each request of the `batch`, for some with `new_blocks`, and `steps`.
 
-    `size` is what the step computes, `num_decoding` how many requests decode in it. `num_partial` counts prompts that
-    will still be unfinished after the step, `num_long_partial` the long ones among them. It `admits`
-    requests unless memory was too short for those that run.
+    `states` are the requests of `steps`, in the same order. `size` is what the step computes, `num_decoding` how many
+    requests decode in it. `num_partial` counts prompts that will still be unfinished after the step,
+    `num_long_partial` the long ones among them. It `admits` requests unless memory was too short for those that run.
+    With `only_decodes` there is nothing but the batch to it: the next step may be the same.
     """
 
     __slots__ = (
         "admits",
+        "batch",
         "limit_s",
+        "new_blocks",
         "num_copied_blocks",
         "num_decoding",
         "num_displaced",
@@ -30,6 +35,8 @@ class Draft:
         "num_partial",
         "num_preempted",
         "num_prompt_tokens",
+        "num_sampling_steps",
+        "only_decodes",
         "predicted_s",
         "pressed",
         "size",
@@ -39,7 +46,9 @@ class Draft:
         "steps",
     )
 
-    def __init__(self, num_evicted_before: int = 0) -> None:
+    def __init__(self, batch: DecodeBatch, num_evicted_before: int = 0) -> None:
+        self.batch = batch
+        self.new_blocks: list[RowBlocks] = []
         self.starts: list[RowStart] = []
         self.started: list[Started] = []
         self.steps: list[RowStep] = []
@@ -49,6 +58,8 @@ class Draft:
         self.num_decoding = 0
         self.num_displaced = 0
         self.num_partial = 0
+        self.num_sampling_steps = 0
+        self.only_decodes = False
         self.num_long_partial = 0
         self.num_prompt_tokens = 0
         self.num_long_tokens = 0
@@ -65,7 +76,8 @@ class Draft:
         """Gives a request `num_tokens` of the step; whether that is all it has left to compute."""
         position = state.num_computed_tokens
         assert state.row is not None
-        samples = position + num_tokens == len(state.token_ids)
+        samples = num_tokens == state.num_uncomputed_tokens
+        self.num_sampling_steps += samples
         self.steps.append(
             RowStep(
                 state.row,
@@ -82,6 +94,52 @@ class Draft:
         if position < state.num_start_tokens:
             self.num_prompt_tokens += num_tokens
         return samples
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody computes anything."""
+        return not self.steps and not self.batch.states
+
+    @property
+    def num_sampling(self) -> int:
+        """How many tokens will be sampled."""
+        return len(self.batch.states) + self.num_sampling_steps
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests that compute something, in batch order."""
+        return [*self.batch.request_ids, *[state.request_id for state in self.states]]
+
+    def list_batch(self) -> None:
+        """Tells of each request of the batch by itself, as it is no longer one."""
+        batch, self.batch = self.batch, DecodeBatch(())
+        decoding = zip(batch.states, batch.rows, strict=True)
+        self.steps = [*(RowStep(row, state.num_computed_tokens, 1, (), True) for state, row in decoding), *self.steps]
+        self.states = [*batch.states, *self.states]
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the batch gets its tokens, and nothing else has happened."""
+        return not (
+            self.steps
+            or self.starts
+            or self.new_blocks
+            or self.num_preempted
+            or self.num_displaced
+            or self.num_evicted_blocks
+        )
+
+    def plan(self, moves: BlockMoves) -> StepPlan:
+        """The step as the backend is told of it."""
+        return StepPlan(
+            tuple(self.starts),
+            tuple(self.steps),
+            moves.copies,
+            moves.saves,
+            moves.loads,
+            self.batch.rows,
+            tuple(self.new_blocks),
+        )
 
     @property
     def counts(self) -> StepCounts:

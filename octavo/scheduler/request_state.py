@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -10,7 +11,7 @@ from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
 from octavo.request import Request
 from octavo.scheduler.accounts import Account
-from octavo.step import RowStart, SampledToken, TokenLogprobs
+from octavo.step import RowStart, TokenLogprobs
 
 Rank = tuple[int, int, int]
 """Due time in tenths of a second, cached tokens negated, number of arrival: less goes first, and no two are equal."""
@@ -42,8 +43,9 @@ class RequestState:
     """A request in the scheduler: its tokens so far, how many of them are computed, its row and its blocks.
 
     `num_computed_tokens` chases `num_tokens`; whether that is a prompt, a reply or the recomputation after a preemption
-    makes no difference. `num_start_tokens` is how many tokens were known when the request took its row,
-    `num_row_tokens` how many the row knows by now: tokens added by `extend` reach it with the next step,
+    makes no difference. What is kept is by how much it is behind, `num_uncomputed_tokens`, and how many of the tokens
+    the row has yet to be told, `num_untold_tokens`: both stay the same while a request decodes.
+    `num_start_tokens` is how many tokens were known when the request took its row,
     `num_cached_tokens` how many of the prompt were known to the KV cache when it did so first (None: it has not).
 
     `account` pays for what is computed, and has paid for `num_charged_tokens`; `rank` is the place among that account's
@@ -65,14 +67,14 @@ class RequestState:
         "min_total_tokens",
         "num_cached_tokens",
         "num_charged_tokens",
-        "num_computed_tokens",
         "num_entry_tokens",
         "num_preemptions",
         "num_reserved_blocks",
-        "num_row_tokens",
         "num_scored_tokens",
         "num_start_tokens",
         "num_tokens_when_preempted",
+        "num_uncomputed_tokens",
+        "num_untold_tokens",
         "prompt_logprobs",
         "rank",
         "request",
@@ -96,8 +98,7 @@ class RequestState:
         self.num_preemptions = 0
         self.num_reserved_blocks = 0
         self.num_tokens_when_preempted = 0
-        self.num_computed_tokens = 0
-        self.num_row_tokens = 0
+        self.num_uncomputed_tokens = self.num_untold_tokens = len(self.token_ids)
         self.num_start_tokens = 0
         self.num_scored_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -112,6 +113,10 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_uncomputed_tokens
 
     @property
     def num_uncached_tokens(self) -> int:
@@ -142,8 +147,9 @@ class RequestState:
 
     def take_row(self, row: int, num_computed_tokens: int) -> RowStart:
         self.row = row
-        self.num_computed_tokens = self.num_entry_tokens = num_computed_tokens
+        self.num_entry_tokens = num_computed_tokens
         self.num_start_tokens = len(self.token_ids)
+        self.num_uncomputed_tokens = self.num_start_tokens - num_computed_tokens
         return self.start()
 
     def fork(self, request_id: str, blocks: BlockTable, account: Account, rank: Rank) -> RequestState:
@@ -151,6 +157,7 @@ class RequestState:
         twin = RequestState(replace(self.request, request_id=request_id), blocks, account, self.expendability)
         twin.rank = rank
         twin.token_ids = self.token_ids[:]
+        twin.num_uncomputed_tokens = twin.num_untold_tokens = len(twin.token_ids)
         twin.num_cached_tokens = self.num_cached_tokens
         twin.num_charged_tokens = len(self.token_ids)
         return twin
@@ -158,22 +165,33 @@ class RequestState:
     def take_row_of_fork(self, row: int, num_computed_tokens: int) -> None:
         """The request, whose tokens another has computed, holds a row, which has yet to be told of it."""
         self.row = row
-        self.num_computed_tokens = self.num_start_tokens = self.num_entry_tokens = num_computed_tokens
+        self.num_start_tokens = self.num_entry_tokens = num_computed_tokens
+        self.num_uncomputed_tokens = len(self.token_ids) - num_computed_tokens
 
     @property
     def is_new_in_row(self) -> bool:
         """Whether the row has yet to be told of the request."""
-        return self.num_row_tokens == 0
+        return self.num_untold_tokens == len(self.token_ids)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next token to compute needs another block."""
+        return self.num_computed_tokens == self.blocks.num_slots
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to tell its row while it decodes."""
+        return not (self.num_untold_tokens or self.is_beam or self.request.constraint is not None)
 
     @property
     def awaits_token(self) -> bool:
         """Whether there is nothing to compute until it is given its next token."""
-        return self.num_computed_tokens == len(self.token_ids)
+        return self.num_uncomputed_tokens == 0
 
     def start(self) -> RowStart:
         """Tells the row of the request and all its tokens."""
         assert self.row is not None
-        self.num_row_tokens = len(self.token_ids)
+        self.num_untold_tokens = 0
         return RowStart(
             self.row,
             self.token_ids[:],
@@ -185,25 +203,36 @@ class RequestState:
             appends_sampled=not self.is_beam,
         )
 
-    def append_sampled(self, token: SampledToken) -> NewToken:
+    def leave_row(self) -> None:
+        """What has been computed is gone with the row."""
+        self.row = None
+        self.num_uncomputed_tokens = len(self.token_ids)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Takes in tokens that were not sampled."""
+        self.token_ids.extend(token_ids)
+        self.num_uncomputed_tokens += len(token_ids)
+        self.num_untold_tokens += len(token_ids)
+
+    def append_sampled(self, token_id: int, logprobs: TokenLogprobs | None) -> NewToken:
         """Takes in a token that its row has sampled, and so knows; the first brings what is known of the prompt.
 
         A beam awaits another token instead, which follows from what is reported here.
         """
         if not self.is_beam:
-            self.token_ids.append(token.token_id)
-            self.num_row_tokens += 1
+            self.token_ids.append(token_id)
+            self.num_uncomputed_tokens += 1
         if not self.prompt_logprobs:
-            return NewToken(self.request_id, token.token_id, False, token.logprobs)
+            return NewToken(self.request_id, token_id, False, logprobs)
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
-        return NewToken(self.request_id, token.token_id, False, token.logprobs, prompt_logprobs)
+        return NewToken(self.request_id, token_id, False, logprobs, prompt_logprobs)
 
     def take_new_tokens(self) -> tuple[int, ...]:
         """The tokens that the row does not know yet; it is told of them now."""
-        if self.num_row_tokens == len(self.token_ids):
+        if not self.num_untold_tokens:
             return ()
-        new_token_ids = tuple(self.token_ids[self.num_row_tokens :])
-        self.num_row_tokens = len(self.token_ids)
+        new_token_ids = tuple(self.token_ids[-self.num_untold_tokens :])
+        self.num_untold_tokens = 0
         return new_token_ids
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from octavo.errors import EngineError
+from octavo.scheduler.decode_batch import DecodeBatch
 from octavo.scheduler.request_state import RequestState
 
 
@@ -23,6 +24,7 @@ class Running:
         self.prefilling: dict[str, RequestState] = {}
         self.awaiting: dict[str, RequestState] = {}
         self.num_reserved_blocks = 0
+        self._batch: DecodeBatch | None = None
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prefilling) + len(self.awaiting)
@@ -31,6 +33,25 @@ class Running:
         yield from self.decoding.values()
         yield from self.prefilling.values()
         yield from self.awaiting.values()
+
+    @property
+    def batch(self) -> DecodeBatch:
+        """Those who decode. The same as long as it is the same requests, and there is nothing to tell their rows."""
+        if self._batch is None:
+            self._batch = DecodeBatch(self.decoding.values())
+        return self._batch
+
+    def still_decodes(self, batch: DecodeBatch) -> bool:
+        """Whether that is still the batch."""
+        return batch is self._batch
+
+    def only_decodes(self, batch: DecodeBatch) -> bool:
+        """Whether that is still the batch, and nobody else runs."""
+        return batch is self._batch and not (self.prefilling or self.awaiting or batch.apart)
+
+    def regroup(self) -> None:
+        """A request decodes now, does no longer, or its row has been told of all its tokens."""
+        self._batch = None
 
     @property
     def num_free_rows(self) -> int:
@@ -65,12 +86,14 @@ class Running:
         if state.request_id not in caught_up:
             self._forget(state)
             caught_up[state.request_id] = state
+            self.regroup()
 
     def extended(self, state: RequestState) -> None:
         """A request got tokens that were not sampled."""
         self._forget(state)
-        if len(state.token_ids) - state.num_computed_tokens == 1:
+        if state.num_uncomputed_tokens == 1:
             self.decoding[state.request_id] = state
+            self.regroup()
             return
         self.prefilling[state.request_id] = state
         self.use_reserved(state, state.num_reserved_blocks - state.blocks.num_missing(len(state.token_ids)))
@@ -78,12 +101,8 @@ class Running:
     def _forget(self, state: RequestState) -> None:
         for kind in (self.decoding, self.prefilling, self.awaiting):
             if kind.pop(state.request_id, None) is not None:
+                self.regroup()
                 return
-
-    @property
-    def num_blocks_to_decode(self) -> int:
-        """How many of those who decode have filled their last block."""
-        return sum([state.num_computed_tokens == state.blocks.num_slots for state in self.decoding.values()])
 
     def leave(self, state: RequestState) -> None:
         """The request gives its row back."""
@@ -102,6 +121,9 @@ class Running:
             raise EngineError("reserved blocks do not add up")
         if any(state.num_reserved_blocks for state in self.decoding.values()):
             raise EngineError("blocks are reserved for a request that decodes")
+        if {*self.batch.states, *self.batch.apart} != set(self.decoding.values()):
+            raise EngineError("the batch that decodes is not made of the requests that do")
+        self.batch.check_integrity()
 
 
 def least_wasteful(candidates: Iterable[RequestState]) -> RequestState | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 
 from octavo.config import SchedulingConfig
 from octavo.errors import EngineError, InvalidValueError
@@ -24,6 +25,7 @@ from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request
 from octavo.scheduler.accounts import OUTPUT_TOKEN_COST
 from octavo.scheduler.admission import Admission
+from octavo.scheduler.decode_batch import DecodeBatch
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.outcome import Started, StepCounts
 from octavo.scheduler.pace import Pace
@@ -34,7 +36,7 @@ from octavo.scheduler.running import Running, least_wasteful
 from octavo.scheduler.service_order import ServiceOrder
 from octavo.scheduler.step_time import StepSize
 from octavo.scheduler.waiting import Waiting
-from octavo.step import RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
+from octavo.step import RowBlocks, RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 
 DEFAULT_SCHEDULING = SchedulingConfig()
 
@@ -74,7 +76,7 @@ class Scheduler:
         self._prefill = Prefill(
             kv, self._order, self._waiting, self._running, self._pace, config.prefill, max_num_batched_tokens
         )
-        self._draft = Draft()
+        self._draft = Draft(self._running.batch)
 
     # ---- requests come and go
 
@@ -118,7 +120,7 @@ class Scheduler:
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tokens that follow without being sampled: the next steps compute them like any others that are known."""
         state = self._states[request_id]
-        state.token_ids.extend(token_ids)
+        state.extend(token_ids)
         if state.line is not None:
             self._waiting.extended(state, len(token_ids))
         elif self._parked.pop(request_id, None) is not None:
@@ -178,10 +180,25 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Decides the next step."""
+        return self._draft.batch.plan if self._goes_on else self._decide()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the next step is the last one again: nobody came or went, and nobody needs a block."""
+        draft = self._draft
+        return (
+            draft.only_decodes
+            and self._running.only_decodes(draft.batch)
+            and not self._waiting.num_requests
+            and not (draft.batch.at_block_end and draft.batch.num_full)
+        )
+
+    def _decide(self) -> StepPlan:
+        """A step that differs from the last."""
         now = self._clock()
         if self._pace.learns:
             self._pace.begin(now)
-        draft = self._draft = Draft(self._kv.num_evicted)
+        draft = self._draft = Draft(self._running.batch, self._kv.num_evicted)
         self._make_room_for_decoding(draft)
         if self._waiting.num_requests:
             self._waiting.sort_out_late(now)
@@ -189,7 +206,7 @@ class Scheduler:
         self._decode(draft)
         if self._waiting.num_requests or self._running.prefilling or self._pace.learns:
             self._prefill.hand_out(draft, now)
-            while not draft.steps and self._is_stuck:
+            while draft.is_empty and self._is_stuck:
                 self._break_deadlock(draft, now)
         return self._finish(draft)
 
@@ -198,27 +215,49 @@ class Scheduler:
 
         Raises `EngineError` if the output does not answer the plan.
         """
-        self._kv.finish_moves(output.saved)
+        draft = self._draft
+        if len(output.token_ids) != draft.num_sampling:
+            raise EngineError(f"the backend sampled {len(output.token_ids)} tokens instead of {draft.num_sampling}")
+        if not draft.only_decodes:
+            self._kv.finish_moves(output.saved)
+        if not self._running.still_decodes(draft.batch):
+            draft.list_batch()
+        num_decoding = len(draft.batch.states)
+        new_tokens = self._take_in_decoded(draft.batch, output.token_ids[:num_decoding], output.logprobs[:num_decoding])
+        if draft.steps:
+            sampled = zip(output.token_ids[num_decoding:], output.logprobs[num_decoding:] or repeat(None), strict=False)
+            new_tokens += self._take_in(draft, sampled, iter(output.scored))
+        return new_tokens
+
+    def _take_in_decoded(
+        self, batch: DecodeBatch, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> list[NewToken]:
+        """What was sampled for the requests of a batch, all of which are still here."""
+        new_tokens = batch.append_sampled(token_ids, logprobs)
+        for state in batch.at_block_end:
+            self._publish(state)
+        return new_tokens
+
+    def _take_in(
+        self, draft: Draft, sampled: Iterator[tuple[int, TokenLogprobs | None]], scored: Iterator[ScoredTokens]
+    ) -> list[NewToken]:
+        """What the draft's `steps` have computed."""
         new_tokens: list[NewToken] = []
-        sampled, scored = iter(output.tokens), iter(output.scored)
-        for state, step in zip(self._draft.states, self._draft.steps, strict=True):
-            token = next(sampled, None) if step.samples else None
-            if step.samples and (token is None or token.row != step.row):
-                raise EngineError(f"the backend sampled {token}, the plan asked for a token of row {step.row}")
+        for state, step in zip(draft.states, draft.steps, strict=True):
+            token_id, logprobs = next(sampled) if step.samples else (None, None)
             prompt_logprobs = _scores_of(step, scored) if step.scored_positions else ()
             if state.row != step.row:
                 continue
-            computed = state.num_computed_tokens = state.num_computed_tokens + step.num_tokens
-            if computed >= state.blocks.publish_at or computed == state.num_start_tokens:
-                self._publish(state, computed)
-            if computed == len(state.token_ids) and (state.is_beam or state.request_id not in self._running.decoding):
+            state.num_uncomputed_tokens -= step.num_tokens
+            self._publish(state)
+            if state.awaits_token and (state.is_beam or state.request_id not in self._running.decoding):
                 self._running.caught_up(state)
             if prompt_logprobs:
                 state.num_scored_tokens = step.scored_positions.stop
                 state.prompt_logprobs += prompt_logprobs
-            if token is not None:
+            if token_id is not None:
                 state.account.charge(OUTPUT_TOKEN_COST)
-                new_tokens.append(state.append_sampled(token))
+                new_tokens.append(state.append_sampled(token_id, logprobs))
         return new_tokens
 
     def forget_step(self) -> None:
@@ -228,7 +267,7 @@ class Scheduler:
     @property
     def step_request_ids(self) -> list[str]:
         """The requests that compute something in the last scheduled step."""
-        return [state.request_id for state in self._draft.states]
+        return self._draft.request_ids
 
     @property
     def started(self) -> list[Started]:
@@ -248,7 +287,7 @@ class Scheduler:
     def _make_room_for_decoding(self, draft: Draft) -> None:
         """Preempts until there is a block for each request that decodes and has filled its last one."""
         running = self._running
-        while not self._has_room(running.num_blocks_to_decode):
+        while not self._has_room(running.batch.num_full):
             victim = least_wasteful(running)
             assert victim is not None  # whoever decodes has got a token since it entered
             self._preempt(victim)
@@ -293,40 +332,45 @@ class Scheduler:
 
     def _decode(self, draft: Draft) -> None:
         """One token for each request that has only its newest left to compute."""
-        steps, num_context_tokens = draft.steps, 0
-        for state in self._running.decoding.values():
-            assert state.row is not None
-            position = state.num_computed_tokens
-            num_context_tokens += position
-            new_block_ids: tuple[tuple[int, ...], ...] = ()
-            if position == state.blocks.num_slots:
-                new_block_ids = state.blocks.append(1)
-            new_token_ids: tuple[int, ...] = ()
-            if state.is_new_in_row:
-                draft.starts.append(state.start())
-                new_block_ids = state.blocks.block_ids_by_group
-            elif state.num_row_tokens <= position:
-                new_token_ids = state.take_new_tokens()
-            steps.append(RowStep(state.row, position, 1, new_block_ids, True, new_token_ids))
-        draft.states.extend(self._running.decoding.values())
-        draft.num_decoding = len(steps)
-        draft.size = StepSize(len(steps), float(num_context_tokens), len(steps))
+        batch = draft.batch = self._running.batch
+        draft.num_decoding = len(batch)
+        if self._pace.learns:
+            draft.size = StepSize(len(batch.states), float(batch.num_context_tokens), len(batch.states))
+        for state in batch.at_block_end:
+            if state.is_full:
+                assert state.row is not None
+                draft.new_blocks.append(RowBlocks(state.row, state.blocks.append(1)))
+        for state in batch.apart:
+            self._decode_apart(state, draft)
+
+    def _decode_apart(self, state: RequestState, draft: Draft) -> None:
+        """One token for a request whose row is told more than to go on."""
+        new_block_ids = state.blocks.append(1) if state.is_full else ()
+        if state.num_untold_tokens:
+            self._running.regroup()
+        if state.is_new_in_row:
+            draft.starts.append(state.start())
+            new_block_ids = state.blocks.block_ids_by_group
+        draft.compute(state, 1, new_block_ids)
 
     def _finish(self, draft: Draft) -> StepPlan:
         """The plan, and what there is to remember about it."""
         if self._waiting.num_set_aside:
             self._waiting.restore()
-        if self._pace.learns:
-            self._pace.note_size(draft.size, decoding=draft.num_decoding > 0)
-            draft.predicted_s = self._pace.predicted_s
         draft.num_late = self._waiting.num_late
         moves = self._kv.start_moves()
         draft.num_evicted_blocks = self._kv.num_evicted - draft.num_evicted_before
         draft.num_copied_blocks = len(moves.copies)
-        return StepPlan(tuple(draft.starts), tuple(draft.steps), moves.copies, moves.saves, moves.loads)
+        if self._pace.learns:
+            self._pace.note_size(draft.size, decoding=draft.num_decoding > 0)
+            draft.predicted_s = self._pace.predicted_s
+        else:
+            draft.only_decodes = draft.is_bare and not moves.any
+        return draft.batch.plan if draft.only_decodes else draft.plan(moves)
 
-    def _publish(self, state: RequestState, num_computed_tokens: int) -> None:
+    def _publish(self, state: RequestState) -> None:
         """What the request has completed can be shared from now on."""
+        num_computed_tokens = state.num_computed_tokens
         if num_computed_tokens >= state.blocks.publish_at:
             self._kv.publish(state.blocks, state.token_ids, num_computed_tokens)
         if num_computed_tokens == state.num_start_tokens:
@@ -349,8 +393,7 @@ class Scheduler:
     def _vacate(self, state: RequestState) -> None:
         self._running.leave(state)
         self._kv.leave(state.blocks, state.token_ids, state.num_computed_tokens)
-        state.row = None
-        state.num_computed_tokens = 0
+        state.leave_row()
 
     def _look_up(self, state: RequestState) -> None:
         """What the KV cache knows of a request that waits; from now on this is not evicted for others who wait."""

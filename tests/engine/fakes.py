@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.config import BLOCK_TOKENS
 from octavo.sampling_params import SamplingParams
-from octavo.step import BlockAddress, RowStart, RowStep, SampledToken, StepOutput, StepPlan, TokenLogprobs, TokenMask
+from octavo.step import BlockAddress, RowStart, RowStep, StepOutput, StepPlan, TokenLogprobs, TokenMask
 
 VOCAB_SIZE = 97
 EOS = 1
@@ -114,9 +114,12 @@ class FakeExecutor:
         for copy in plan.copies:
             for slot in range(BLOCK_TOKENS):
                 self.slots[copy.group, copy.destination, slot] = self.slots.get((copy.group, copy.source, slot), -1)
-        self._check_batch(plan)
-        sampled = [self._compute(step) for step in plan.steps]
-        return StepOutput(tuple(token for token in sampled if token is not None), saved=saved)
+        steps = [*self._decode_steps(plan), *plan.steps]
+        self._check_batch(plan, steps)
+        sampled = [token for step in steps if (token := self._compute(step)) is not None]
+        return StepOutput(
+            [token_id for token_id, _ in sampled], tuple(logprobs for _, logprobs in sampled), saved=saved
+        )
 
     def prepare(self, num_bytes: int) -> int:
         return 0
@@ -128,21 +131,31 @@ class FakeExecutor:
     def close(self) -> None:
         self.closed = True
 
-    def _check_batch(self, plan: StepPlan) -> None:
+    def _decode_steps(self, plan: StepPlan) -> list[RowStep]:
+        """What the rows compute that decode."""
+        new_block_ids = dict(plan.new_blocks)
+        assert new_block_ids.keys() <= set(plan.decoding)
+        return [
+            RowStep(row, len(self.rows[row].token_ids) - 1, 1, new_block_ids.get(row, ()), True)
+            for row in plan.decoding
+        ]
+
+    def _check_batch(self, plan: StepPlan, steps: list[RowStep]) -> None:
         assert plan.num_tokens <= self.max_num_batched_tokens
-        rows = [step.row for step in plan.steps]
+        rows = [step.row for step in steps]
         assert len(rows) == len(set(rows))
         assert {start.row for start in plan.starts} <= set(rows), "a row starts without a step"
-        for step in plan.steps:
+        assert all(self.rows[row].start.appends_sampled for row in plan.decoding)
+        for step in steps:
             row = self.rows[step.row]
             row.token_ids += step.new_token_ids
             for table, new_block_ids in zip(row.tables, step.new_block_ids, strict=bool(step.new_block_ids)):
                 table += new_block_ids
         for group, (num_blocks, _) in enumerate(self.groups):
-            tables = {step.row: self._seen_blocks(group, step) for step in plan.steps}
+            tables = {step.row: self._seen_blocks(group, step) for step in steps}
             holders = Counter(block_id for table in tables.values() for block_id in table)
             assert all(0 <= block_id < num_blocks for block_id in holders)
-            for step in plan.steps:
+            for step in steps:
                 written = self.rows[step.row].tables[group][step.num_computed_tokens // BLOCK_TOKENS :]
                 assert all(holders[block_id] == 1 for block_id in written), "a block is written that another row holds"
 
@@ -155,7 +168,7 @@ class FakeExecutor:
         window = self.groups[group][1]
         return 0 if window is None else max(0, position - window + 1)
 
-    def _compute(self, step: RowStep) -> SampledToken | None:
+    def _compute(self, step: RowStep) -> tuple[int, TokenLogprobs | None] | None:
         row = self.rows[step.row]
         if row.num_computed is None:
             row.num_computed = step.num_computed_tokens  # found by the KV cache
@@ -180,7 +193,7 @@ class FakeExecutor:
         if row.start.appends_sampled:
             row.token_ids.append(token_id)
         logprobs = None if sampling.logprobs is None else likeliest_after(state, sampling.logprobs, token_id)
-        return SampledToken(step.row, token_id, logprobs)
+        return token_id, logprobs
 
     def _read(self, row: _Row, num_tokens: int) -> int:
         state = 0

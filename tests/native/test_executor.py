@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
 import torch
 
+from octavo.backends.native.decoding import NUM_AHEAD
 from octavo.backends.native.executor import NativeExecutor
-from octavo.backends.native.library import FloatArray
+from octavo.backends.native.library import FloatArray, Program
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import ConfigError, EngineError, InvalidValueError, StepError, UnsupportedModelError
 from octavo.models.llama import Llama
@@ -22,9 +23,10 @@ from octavo.step import (
     BlockCopy,
     BlockLoad,
     KvGroup,
+    RowBlocks,
     RowStart,
     RowStep,
-    SampledToken,
+    StepOutput,
     StepPlan,
     TokenLogprobs,
 )
@@ -146,15 +148,22 @@ class Running:
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it runs, has one token to compute, and there is no more to say about it."""
+        return self.started and self.mask is None and self.num_computed == len(self.tokens) - 1 >= self.num_prompt
+
 
 class Driver:
     """The least scheduler that can drive an executor: chunks of given sizes, blocks from shuffled free lists.
 
-    Blocks behind a window go back at once, and are the first to be used again.
+    Blocks behind a window go back at once, and are the first to be used again. In three steps of four those
+    who only decode are said to be decoding, which puts them first; in the others each has a step like any request.
     """
 
     def __init__(self, executor: NativeExecutor, rng: np.random.Generator, num_blocks: int = 64) -> None:
         self.executor = executor
+        self.rng = rng
         self.groups = executor.kv_groups
         self.free: list[list[int]] = [rng.permutation(num_blocks).tolist() for _ in self.groups]
 
@@ -165,17 +174,26 @@ class Driver:
             for r, _ in chunks
             if not r.started
         )
-        plan = StepPlan(starts, tuple(self._row_step(request, limit) for request, limit in chunks))
+        decodes = self.rng.random() < 0.75
+        decoding = [request for request, limit in chunks if decodes and limit > 0 and request.decodes]
+        new_blocks = [(request.row, self._row_step(request, 1).new_block_ids) for request in decoding]
+        told = [(request, limit) for request, limit in chunks if request.row not in dict(new_blocks)]
+        plan = StepPlan(
+            starts,
+            tuple(self._row_step(request, limit) for request, limit in told),
+            decoding=tuple(row for row, _ in new_blocks),
+            new_blocks=tuple(RowBlocks(row, blocks) for row, blocks in new_blocks if any(blocks)),
+        )
         before = repr(plan)
         output = self.executor.execute(plan)
         assert repr(plan) == before
-        sampling = [request for (request, _), step in zip(chunks, plan.steps, strict=True) if step.samples]
-        assert [token.row for token in output.tokens] == [request.row for request in sampling]
-        for request, token in zip(sampling, output.tokens, strict=True):
-            request.tokens.append(token.token_id)
-            request.output.append(token.token_id)
-            request.logprobs += [token.logprobs] if token.logprobs is not None else []
         by_row = {request.row: request for request, _ in chunks}
+        reported = output.logprobs or repeat(None, len(output.token_ids))
+        for row, token_id, logprobs in zip(plan.sampling_rows, output.token_ids, reported, strict=True):
+            request = by_row[row]
+            request.tokens.append(token_id)
+            request.output.append(token_id)
+            request.logprobs += [logprobs] if logprobs is not None else []
         for scored in output.scored:
             by_row[scored.row].scored += scored.logprobs
 
@@ -483,10 +501,10 @@ def test_a_row_can_be_filled_to_the_last_token(executor: NativeExecutor, rng: np
 
 
 def test_empty_plans_and_plans_that_only_start(executor: NativeExecutor, rng: np.random.Generator) -> None:
-    assert executor.execute(StepPlan((), ())).tokens == ()
-    assert executor.execute(StepPlan((start_of(0, (1, 2, 3)),), ())).tokens == ()
+    assert executor.execute(StepPlan((), ())).token_ids == ()
+    assert executor.execute(StepPlan((start_of(0, (1, 2, 3)),), ())).token_ids == ()
     output = executor.execute(StepPlan((), (RowStep(0, 0, 3, ((5,),), samples=True),)))
-    assert output.tokens == (SampledToken(0, int(executor.score([1, 2, 3])[-1].argmax())),)
+    assert output.token_ids == [executor.score([1, 2, 3])[-1].argmax()]
 
 
 def test_tokens_given_between_steps_are_computed(executor: NativeExecutor, rng: np.random.Generator) -> None:
@@ -495,7 +513,7 @@ def test_tokens_given_between_steps_are_computed(executor: NativeExecutor, rng: 
     sampled = int(executor.score(prompt)[-1].argmax())
     step = RowStep(0, 9, 6, (), samples=True, new_token_ids=given)
     output = executor.execute(StepPlan((), (step,)))
-    assert output.tokens == (SampledToken(0, int(executor.score([*prompt, sampled, *given])[-1].argmax())),)
+    assert output.token_ids == [executor.score([*prompt, sampled, *given])[-1].argmax()]
 
 
 def test_a_row_may_leave_out_what_is_sampled_for_it(executor: NativeExecutor, rng: np.random.Generator) -> None:
@@ -505,7 +523,7 @@ def test_a_row_may_leave_out_what_is_sampled_for_it(executor: NativeExecutor, rn
     executor.execute(StepPlan((start,), (RowStep(0, 0, 9, ((5,),) * len(executor.kv_groups), True),)))
     step = RowStep(0, 9, 1, (), samples=True, new_token_ids=(given,))
     output = executor.execute(StepPlan((), (step,)))
-    assert output.tokens == (SampledToken(0, int(executor.score([*prompt, given])[-1].argmax())),)
+    assert output.token_ids == [executor.score([*prompt, given])[-1].argmax()]
 
 
 def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
@@ -524,7 +542,7 @@ def test_copied_blocks_continue_as_the_original(model: TinyModel, isa: str, rng:
     )
     output = executor.execute(StepPlan((original, fork), steps))
     expected = [executor.score(start.token_ids)[-1].argmax() for start in (original, fork)]
-    assert [token.token_id for token in output.tokens] == expected
+    assert output.token_ids == expected
 
 
 def test_saved_blocks_may_be_loaded_elsewhere(model: TinyModel, isa: str, rng: np.random.Generator) -> None:
@@ -545,7 +563,7 @@ def test_saved_blocks_may_be_loaded_elsewhere(model: TinyModel, isa: str, rng: n
     step = RowStep(1, 32, 9, ((9, 30, 7),) * len(groups), samples=True)
     output = executor.execute(StepPlan((start,), (step,), saves=addresses, loads=loads))
     assert output.saved == saved
-    assert [token.token_id for token in output.tokens] == [executor.score(start.token_ids)[-1].argmax()]
+    assert output.token_ids == [executor.score(start.token_ids)[-1].argmax()]
 
 
 @pytest.mark.parametrize("address", [BlockAddress(64), BlockAddress(-1)])
@@ -573,7 +591,7 @@ def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng:
     prompt = prompt_of(rng, 20)
     executor.execute(StepPlan((start_of(0, prompt),), (RowStep(0, 0, 18, ((0, 1),), samples=False),)))
     plan = StepPlan((start_of(1, prompt),), (RowStep(1, 18, 2, ((0, 2),), samples=True),), (BlockCopy(1, 2),))
-    assert executor.execute(plan).tokens == (SampledToken(1, int(executor.score(prompt)[-1].argmax())),)
+    assert executor.execute(plan).token_ids == [executor.score(prompt)[-1].argmax()]
 
 
 @pytest.mark.parametrize(
@@ -601,14 +619,51 @@ def test_plans_that_do_not_fit_are_step_errors(
     executor.execute(StepPlan((start_of(0, (1, 2, 3)),), (RowStep(0, 0, 3, ((5,),), samples=True),)))
 
 
-def test_decoding_does_not_go_on_from_a_step_that_failed(executor: NativeExecutor) -> None:
-    """Steps that only decode take over the arrays of the step before, which must have sampled."""
-    executor.execute(StepPlan((start_of(0, (1,) * 15),), (RowStep(0, 0, 15, ((0,),), samples=True),)))
-    executor.execute(StepPlan((), (RowStep(0, 15, 1, (), samples=True),)))
-    with pytest.raises(StepError, match=r"block_tables\[1\] is 64"):
-        executor.execute(StepPlan((), (RowStep(0, 16, 1, ((64,),), samples=True),)))
-    with pytest.raises(StepError, match="but hold"):
-        executor.execute(StepPlan((), (RowStep(0, 17, 1, (), samples=True),)))
+def test_decoding_does_not_go_on_from_a_step_that_failed(
+    executor: NativeExecutor, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the steps that are laid out together it was, the next one computes the same token."""
+    tokens = list(prompt_of(rng, 15))
+    output = executor.execute(StepPlan((start_of(0, tuple(tokens)),), (RowStep(0, 0, 15, ((0, 1),), samples=True),)))
+    decode = StepPlan((), (), decoding=(0,))
+    for num_steps in (1, 2, 3):
+        for _ in range(num_steps):
+            tokens += output.token_ids
+            output = executor.execute(decode)
+        tokens += output.token_ids
+        with monkeypatch.context() as patch:
+            patch.setattr(Program, "run", fail)
+            with pytest.raises(StepError, match="on purpose"):
+                executor.execute(decode)
+        output = executor.execute(decode)
+        assert output.token_ids == [executor.score(tokens)[-1].argmax()]
+
+
+def fail(program: Program, step: object) -> None:
+    raise StepError("on purpose")
+
+
+def test_decoding_goes_on_past_the_steps_that_are_laid_out_together(
+    executor: NativeExecutor, rng: np.random.Generator
+) -> None:
+    """Against steps told of one by one, to the end of a row: one draws, one looks back at its tokens and reports."""
+    prompts = [prompt_of(rng, 17), prompt_of(rng, 9)]
+    penalized = replace(GREEDY, logit_bias={7: 10.0}, frequency_penalty=1.0, logprobs=2)
+    sampling = [SamplingParams(max_tokens=None, seed=5), penalized]
+    num_steps = MAX_MODEL_LEN - 17
+    assert num_steps > 2 * NUM_AHEAD
+
+    def outputs(rows: tuple[int, int], told: bool) -> list[StepOutput]:
+        starts = tuple(RowStart(*start) for start in zip(rows, prompts, map(len, prompts), sampling, strict=True))
+        blocks = [((*range(6 * row, 6 * row + 6),),) for row in rows]
+        first = [RowStep(row, 0, len(p), b, True) for row, p, b in zip(rows, prompts, blocks, strict=True)]
+        found = [executor.execute(StepPlan(starts, tuple(first)))]
+        for number in range(num_steps):
+            steps = tuple(RowStep(row, len(p) + number, 1, (), True) for row, p in zip(rows, prompts, strict=True))
+            found.append(executor.execute(StepPlan((), steps) if told else StepPlan((), (), decoding=rows)))
+        return found
+
+    assert outputs((3, 1), told=False) == outputs((0, 2), told=True)
 
 
 def test_decoding_ends_where_the_row_does(executor: NativeExecutor) -> None:
@@ -618,10 +673,11 @@ def test_decoding_ends_where_the_row_does(executor: NativeExecutor) -> None:
         StepPlan((start_of(0, prompt[:60]),), (RowStep(0, 0, 60, blocks, samples=False, new_token_ids=prompt[60:]),))
     )
     executor.execute(StepPlan((), (RowStep(0, 60, len(prompt) - 60, (), samples=True),)))
-    for position in range(len(prompt), MAX_MODEL_LEN):
-        executor.execute(StepPlan((), (RowStep(0, position, 1, (), samples=True),)))
+    decode = StepPlan((), (), decoding=(0,))
+    for _ in range(len(prompt), MAX_MODEL_LEN):
+        executor.execute(decode)
     with pytest.raises(StepError, match="but hold"):
-        executor.execute(StepPlan((), (RowStep(0, MAX_MODEL_LEN, 1, (), samples=True),)))
+        executor.execute(decode)
 
 
 def test_the_order_of_calls_is_checked(isa: str, rng: np.random.Generator) -> None:

@@ -24,7 +24,7 @@ from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import StatsListener
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import DEFAULT_SCHEDULING
-from octavo.step import RowStart, RowStep, SampledToken, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
+from octavo.step import RowStart, RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs, TokenMask
 from octavo.tokenizer.chat_template import ChatTemplate
 from tests.engine.fakes import is_set
 
@@ -132,20 +132,27 @@ class AlphabetExecutor:
             self.bad_words.append(start.bad_words)
         for step in plan.steps:
             self._rows[step.row] += step.new_token_ids
+        masks = {step.row: step.mask for step in plan.steps}
+        token_ids = [self._sample(row, masks.get(row)) for row in plan.sampling_rows]
         return StepOutput(
-            tuple(self._sample(step) for step in plan.steps if step.samples),
+            token_ids,
+            tuple(map(self._report, plan.sampling_rows, token_ids)),
             tuple(self._score(step) for step in plan.steps if step.scored_positions),
         )
 
-    def _sample(self, step: RowStep) -> SampledToken:
-        tokens, start = self._rows[step.row], self._starts[step.row]
-        wishes = (self._wish(step.row), *_CLOSING, *range(256))
-        token_id = next((wish for wish in wishes if step.mask is None or is_set(step.mask, wish)), 0)
-        if start.appends_sampled:
-            tokens.append(token_id)
-        num_top = start.sampling.logprobs
+    def _sample(self, row: int, mask: TokenMask | None) -> int:
+        wishes = (self._wish(row), *_CLOSING, *range(256))
+        token_id = next((wish for wish in wishes if mask is None or is_set(mask, wish)), 0)
+        if self._starts[row].appends_sampled:
+            self._rows[row].append(token_id)
+        return token_id
+
+    def _report(self, row: int, token_id: int) -> TokenLogprobs | None:
+        start = self._starts[row]
+        if start.sampling.logprobs is None:
+            return None
         report = logprobs_of if start.appends_sampled else _likeliest
-        return SampledToken(step.row, token_id, None if num_top is None else report(token_id, num_top))
+        return report(token_id, start.sampling.logprobs)
 
     def _wish(self, row: int) -> int:
         tokens = self._rows[row]

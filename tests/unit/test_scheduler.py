@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.scheduler.policies.registry import POLICIES
 from octavo.scheduler.request_state import RequestState
 from octavo.scheduler.scheduler import DEFAULT_SCHEDULING, Scheduler
-from octavo.step import SampledToken, StepOutput, StepPlan
+from octavo.step import StepOutput, StepPlan
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeExecutor, continuation
 
 
@@ -95,7 +96,9 @@ class Harness:
         self.now += 0.03
         plan = self.scheduler.schedule()
         decoding = {state.row for state in self.scheduler._running.decoding.values()}
-        assert decoding <= {step.row for step in plan.steps}, "a request that decodes was left out of the step"
+        assert decoding <= {*plan.decoding, *[step.row for step in plan.steps]}, (
+            "a request that decodes was left out of the step"
+        )
         for state in self.scheduler._states.values():
             count, num_tokens = self.preempted.get(state.request_id, (0, 0))
             if state.num_preemptions > count:
@@ -353,7 +356,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed_in_chunks() -> None:
     for _ in range(10):
         harness.step()
         plan = harness.executor.plans[-1]
-        assert [step.num_tokens for step in plan.steps] == [1, 15]
+        assert len(plan.decoding) == 1 and [step.num_tokens for step in plan.steps] == [15]
     assert len(harness.outputs["short"]) == 11
 
 
@@ -403,13 +406,34 @@ def test_an_output_that_does_not_answer_the_plan_is_an_error() -> None:
     harness = Harness(4, 4, 64)
     harness.add(make_request("a", [3] * 5, 4))
     harness.scheduler.schedule()
-    with pytest.raises(EngineError, match="row 0"):
-        harness.scheduler.update(StepOutput((SampledToken(2, 5),)))
+    with pytest.raises(EngineError, match="2 tokens instead of 1"):
+        harness.scheduler.update(StepOutput((5, 6)))
+
+
+def test_a_plan_that_only_decodes_holds_until_a_block_is_needed_or_somebody_comes_or_goes() -> None:
+    harness = Harness(100, 4, 64)
+    for index, length in enumerate((3, 9)):
+        harness.add(make_request(str(index), [5 + index] * length, 60, min_tokens=60))
+    for _ in range(40):
+        harness.step()
+    plans = harness.executor.plans[1:]
+    assert all(len(plan.decoding) == 2 and not plan.steps for plan in plans)
+    changed = [before is not plan for before, plan in pairwise(plans)]
+    needs_block = [bool(plan.new_blocks) for plan in plans]
+    assert changed == [any(pair) for pair in pairwise(needs_block)] and sum(needs_block) == 4
+    harness.add(make_request("new", [7] * 5, 60, min_tokens=60))
+    harness.step()
+    assert len(harness.executor.plans[-1].steps) == 1
+    harness.step()
+    assert len(harness.executor.plans[-1].decoding) == 3
+    harness.end("0")
+    harness.run_to_the_end()
+    harness.check_outputs()
 
 
 def test_an_idle_scheduler_makes_an_empty_plan() -> None:
     plan = Harness(4, 4, 64).scheduler.schedule()
-    assert plan.steps == () and plan.starts == ()
+    assert plan.num_tokens == 0 and plan.starts == ()
 
 
 @pytest.mark.parametrize("targets", [ServiceTargets(), ServiceTargets(ttft_s=1e9)])

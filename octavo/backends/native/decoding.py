@@ -1,74 +1,97 @@
-"""The most common step: every row computes the token it has just got, and nothing else is new.
+"""The most common step: the same rows decode once more, and nothing else is new.
 
-Such a step differs from the one before in tokens and positions only. So the arrays stay as they are, and these are
-brought forward in place: a handful of operations, whose number does not depend on what the rows ask for.
+Such steps differ in tokens and positions only, so the next few are laid out together:
+
+    token_ids   what the last step sampled   read by step 0
+                written by step 0            read by step 1
+                written by step 1            ...
+
+and likewise a row of positions, and one of sampling entries, for each. What is left of a step is the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
-from octavo.backends.native.logit_rows import LogitRows
+import numpy as np
+
+from octavo.backends.native import abi
+from octavo.backends.native.logit_rows import IndexArray
 from octavo.backends.native.step_arrays import Int32Array, StepArrays
-from octavo.step import RowStep
+from octavo.backends.native.step_results import reported_output
+from octavo.step import StepOutput, StepPlan
 
-
-def is_decode(step: RowStep) -> bool:
-    """Whether a row computes one token, which it knew before, and samples the next from the whole vocabulary."""
-    return (
-        step.num_tokens == 1
-        and step.samples
-        and step.mask is None
-        and not step.new_token_ids
-        and not step.scored_positions
-    )
+NUM_AHEAD = 32
+"""So many steps are laid out together."""
 
 
 class Decoding:
-    """What the last step left in `arrays`, if it only decoded.
+    """What a step that only decoded has left in `arrays`, and the steps that go on from there.
 
-    Every row takes in what is sampled for it, and chooses its next token as it did the last. `token_ids` [rows, tokens]
-    are those of the rows; how many were appended to each is counted in `num_appended`. A step that fails is not
-    completed, and cannot be continued.
+    Each of `rows` takes in what is sampled for it, and chooses its next token as it did the last. `known_token_ids`
+    [all rows, tokens], of each row the first `num_known_tokens`, get these tokens when they are asked for: at once, if
+    some row's next one depends on them. A step that fails cannot be continued.
     """
 
     def __init__(
-        self, steps: Sequence[RowStep], logit_rows: LogitRows, arrays: StepArrays, token_ids: Int32Array
+        self, rows: tuple[int, ...], arrays: StepArrays, known_token_ids: Int32Array, num_known_tokens: IndexArray
     ) -> None:
-        count = len(steps)
-        self.logit_rows = logit_rows
-        self.num_appended = 0
-        self._is_complete = False
-        self._steps = steps
-        self._num_left = token_ids.shape[1] - 1 - int(logit_rows.positions.max(initial=0))
-        self._token_ids = arrays.token_ids[:count]
-        self._positions = arrays.positions[:count]
-        self._sampled_token_ids = arrays.sampled_token_ids[:count]
-        self._sampled_positions = arrays.sampling["position"][:count]
-        self._known_token_ids = token_ids.reshape(-1)  # a view
-        self._places = logit_rows.rows * token_ids.shape[1] + logit_rows.positions
+        count = len(rows)
+        self._rows = rows
+        self._row_indices: IndexArray = np.array(rows, np.int64)
+        self._arrays = arrays
+        self._known_token_ids = known_token_ids
+        self._num_known_tokens = num_known_tokens
+        self._first_positions = arrays.positions[:count] + np.int32(1)
+        self._token_ids = arrays.sampled_token_ids[np.newaxis, :count].copy()
+        self._sampling = arrays.sampling[:count]
+        self._looks_back = arrays.looks_back(count)
+        self._steps: list[abi.Step] = []
+        self._sampled: list[Int32Array] = []
+        self._num_done = self._num_told = 0
+        self._is_whole = True
 
-    def continued_by(self, steps: Sequence[RowStep]) -> bool:
-        """Whether the same rows decode the tokens that the last step sampled for them."""
-        if not self._is_complete or self._num_left <= 0 or len(steps) != len(self._steps):
+    def continued_by(self, plan: StepPlan) -> bool:
+        """Whether the plan is one more step of the same rows, for which they have room."""
+        if plan.decoding != self._rows or plan.steps or plan.copies or not self._is_whole:
             return False
-        for step, last in zip(steps, self._steps, strict=True):
-            if step.row != last.row or step.num_computed_tokens != last.num_computed_tokens + 1 or not is_decode(step):
-                return False
+        return self._num_done < len(self._steps) or self._lay_out()
+
+    def run(self, run: Callable[[abi.Step], None]) -> StepOutput:
+        """Makes the next step."""
+        number = self._num_done
+        self._is_whole = False
+        run(self._steps[number])
+        self._is_whole = True
+        self._num_done = number + 1
+        if self._looks_back:
+            self.tell()
+        token_ids = self._sampled[number].tolist()
+        return reported_output(token_ids, self._arrays) if self._arrays.reported else StepOutput(token_ids)
+
+    def tell(self) -> None:
+        """Writes down the tokens sampled since the last time."""
+        first, last = self._num_told + 1, self._num_done + 1
+        if first < last:
+            places = self._first_positions[:, np.newaxis] + np.arange(first, last)
+            self._known_token_ids[self._row_indices[:, np.newaxis], places] = self._token_ids[first:last].T
+            self._num_known_tokens[self._row_indices] += last - first
+            self._num_told = self._num_done
+
+    def _lay_out(self) -> bool:
+        """Lays out the next steps; False if some row is full."""
+        self.tell()
+        self._first_positions += self._num_done
+        num_steps = min(NUM_AHEAD, self._known_token_ids.shape[1] - 1 - int(self._first_positions.max()))
+        if num_steps <= 0:
+            return False
+        token_ids = np.empty((num_steps + 1, len(self._rows)), np.int32)
+        token_ids[0] = self._token_ids[self._num_done]
+        positions = self._first_positions + np.arange(num_steps, dtype=np.int32)[:, np.newaxis]
+        sampling = np.repeat(self._sampling[np.newaxis], num_steps, axis=0)
+        sampling["position"] = positions + 1
+        self._token_ids, self._positions, self._sampling_ahead = token_ids, positions, sampling
+        self._sampled = list(token_ids[1:])
+        self._steps = self._arrays.steps_over(token_ids, positions, sampling)
+        self._num_done = self._num_told = 0
         return True
-
-    def advance(self, steps: Sequence[RowStep]) -> None:
-        """Brings the arrays from the last step to this one."""
-        self._is_complete = False
-        self._steps = steps
-        self._num_left -= 1
-        self._token_ids[:] = self._sampled_token_ids
-        self._positions += 1
-        self._sampled_positions += 1
-
-    def complete(self) -> None:
-        """Each row takes in the token that this step has sampled for it."""
-        self._known_token_ids[self._places] = self._sampled_token_ids
-        self._places += 1
-        self.num_appended += 1
-        self._is_complete = True

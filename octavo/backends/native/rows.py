@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from octavo.backends.native.decoding import Decoding, is_decode
+from octavo.backends.native.decoding import Decoding
 from octavo.backends.native.logit_rows import IndexArray, LogitRows, logit_rows_of
 from octavo.backends.native.sampling_rows import SamplingRows
 from octavo.backends.native.step_arrays import Int32Array, StepArrays
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import StepError
-from octavo.step import RowStart, RowStep
+from octavo.step import RowStart, RowStep, StepPlan
 
 
 class Rows:
@@ -53,38 +53,51 @@ class Rows:
         self._num_blocks[row] = [0] * len(self.block_tables)
         self._sampling.start(start)
 
-    def gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
-        """Fills `arrays` with what `steps` compute; says where each row of logits belongs.
+    def decoding(self, plan: StepPlan) -> Decoding | None:
+        """What makes the step, if it only goes on from the one before."""
+        if self._decoding is None or not self._decoding.continued_by(plan):
+            return None
+        for row, new_block_ids in plan.new_blocks:
+            self._append_blocks(row, new_block_ids)
+        return self._decoding
 
-        `arrays` are the same in every call, and hold what the call before left there.
-        """
-        decoding = self._decoding
-        if decoding is not None and decoding.continued_by(steps):
-            decoding.advance(steps)
-            self._append_new_blocks(steps)
-            return decoding.logit_rows
+    def gather(self, plan: StepPlan, arrays: StepArrays) -> LogitRows:
+        """Fills `arrays` with what the plan computes; says where each row of logits belongs."""
         self._stop_decoding()
-        return self._gather_anew(steps, arrays)
+        return self._gather([*self._decode_steps(plan), *plan.steps], arrays)
 
-    def append_sampled(self, logit_rows: LogitRows, token_ids: Int32Array) -> None:
+    def append_sampled(self, plan: StepPlan, logit_rows: LogitRows, arrays: StepArrays) -> None:
         """Each row that sampled now knows one more token, unless it does not want it."""
-        if self._decoding is not None:
-            self._decoding.complete()
-            return
-        rows, token_ids = logit_rows.rows, token_ids[: len(logit_rows)]
+        rows, token_ids = logit_rows.rows, arrays.sampled_token_ids[: len(logit_rows)]
         wanted = ~logit_rows.scored & self._appends_sampled[rows]
         rows, token_ids = rows[wanted], token_ids[wanted]
         num_tokens = self._num_tokens[rows]
         self._token_ids[rows, num_tokens] = token_ids
         self._num_tokens[rows] = num_tokens + 1
+        if plan.decoding and not plan.steps and self._choose_alike(rows):
+            self._decoding = Decoding(plan.decoding, arrays, self._token_ids, self._num_tokens)
+
+    def _choose_alike(self, rows: IndexArray) -> bool:
+        """Whether all rows take in what is sampled, and choose the next token as they did the last."""
+        return bool(self._appends_sampled[rows].all()) and not self._sampling.biases_may_change
 
     def _stop_decoding(self) -> None:
-        """The next step is not one more of those that only decode: counts what these have appended."""
+        """The next step is not one more of those that only decode: takes in what these have sampled."""
         if self._decoding is not None:
-            self._num_tokens[self._decoding.logit_rows.rows] += self._decoding.num_appended
+            self._decoding.tell()
             self._decoding = None
 
-    def _gather_anew(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
+    def _decode_steps(self, plan: StepPlan) -> list[RowStep]:
+        """What the rows compute that decode, told of one by one."""
+        new_block_ids = dict(plan.new_blocks)
+        self._check_exist(plan.decoding)
+        num_tokens = self._num_tokens[list(plan.decoding)].tolist()
+        return [
+            RowStep(row, count - 1, 1, new_block_ids.get(row, ()), True)
+            for row, count in zip(plan.decoding, num_tokens, strict=True)
+        ]
+
+    def _gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
         rows = np.array([step.row for step in steps], np.int64)
         starts = np.array([step.num_computed_tokens for step in steps], np.int64)
         counts = np.array([step.num_tokens for step in steps], np.int64)
@@ -105,14 +118,7 @@ class Rows:
             num_requests=len(rows),
             num_logit_rows=len(logit_rows),
         )
-        if all(map(is_decode, steps)) and self._can_go_on(rows, ends):
-            self._decoding = Decoding(steps, logit_rows, arrays, self._token_ids)
         return logit_rows
-
-    def _can_go_on(self, rows: IndexArray, ends: IndexArray) -> bool:
-        """Whether all rows take in what is sampled after their newest token, and choose the next in the same way."""
-        takes_in = self._appends_sampled[rows] & (ends == self._num_tokens[rows])
-        return bool(takes_in.all()) and not self._sampling.biases_may_change
 
     def _append_known(self, row: int, token_ids: tuple[int, ...]) -> None:
         """Tokens that were not sampled."""
@@ -128,14 +134,16 @@ class Rows:
     def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray) -> None:
         """Only rows that exist and only tokens they hold can be computed."""
         numbers = rows.tolist()
-        exist = all(0 <= row < self.max_num_seqs for row in numbers)
-        if not exist or len(numbers) > self.max_num_seqs:
-            raise StepError(f"rows {numbers} do not all exist; there are {self.max_num_seqs}")
+        self._check_exist(numbers)
         held = np.minimum(self._num_tokens[rows], self._token_ids.shape[1] - 1)
         if not ((starts >= 0) & (starts <= ends) & (ends <= held)).all():
             raise StepError(
                 f"rows {numbers} compute tokens {starts.tolist()} to {ends.tolist()}, but hold {held.tolist()}"
             )
+
+    def _check_exist(self, rows: Sequence[int]) -> None:
+        if len(rows) > self.max_num_seqs or not all(0 <= row < self.max_num_seqs for row in rows):
+            raise StepError(f"rows {list(rows)} do not all exist; there are {self.max_num_seqs}")
 
     def _check_scored(self, logit_rows: LogitRows, num_tokens: int) -> None:
         """Only tokens that are known can be scored, after tokens of this step."""

@@ -69,6 +69,26 @@ class StepArrays:
             ranks=self.ranks.ctypes.data,
         )
 
+    def looks_back(self, count: int) -> bool:
+        """Whether some of the first `count` logit rows depends on the tokens before: for penalties, that is."""
+        rows = self.sampling[:count]
+        penalized = (
+            (rows["repetition_penalty"] != 1) | (rows["frequency_penalty"] != 0) | (rows["presence_penalty"] != 0)
+        )
+        return bool(penalized.any())
+
+    def steps_over(self, token_ids: Int32Array, positions: Int32Array, sampling: SamplingArray) -> list[abi.Step]:
+        """Steps that differ from this one in these arrays: the n-th has row n of each, and samples row n + 1 of tokens.
+
+        The caller keeps the arrays alive.
+        """
+        steps = [abi.Step.from_buffer_copy(self.struct) for _ in positions]
+        tokens = _row_addresses(token_ids)
+        rows = zip(tokens[:-1], tokens[1:], _row_addresses(positions), _row_addresses(sampling), strict=True)
+        for step, addresses in zip(steps, rows, strict=True):
+            step.token_ids, step.sampled_token_ids, step.positions, step.sampling = addresses
+        return steps
+
     def set_counts(self, *, num_tokens: int, num_requests: int, num_logit_rows: int) -> None:
         """How much of the arrays is filled."""
         self.struct.num_tokens = num_tokens
@@ -106,3 +126,9 @@ class StepArrays:
         self.struct.num_top_logprobs = len(self.top_token_ids)
         self.struct.top_token_ids = self.top_token_ids.ctypes.data
         self.struct.top_logprobs = self.top_logprobs.ctypes.data
+
+
+def _row_addresses(array: npt.NDArray[np.generic]) -> range:
+    """Where the rows of an array begin in memory."""
+    first, row_bytes = array.ctypes.data, array.strides[0]
+    return range(first, first + len(array) * row_bytes, row_bytes)
