@@ -62,14 +62,21 @@ inline void route(const RouteArgs& args, ThreadShare share) {
 }
 
 inline void combine_row(const CombineArgs& args, int64_t row) {
+  constexpr int width = F32::width;
   const int32_t* slots = args.slots + row * args.num_active;
   const float* shares = args.shares + row * args.num_active;
   float* dst = args.dst.data + row * args.dst.stride;
-  for (int column = 0; column < args.dst.columns; ++column) {
+  auto given_by = [&](int i) { return args.src.data + slots[i] * args.src.stride; };
+  int column = 0;
+  for (; column + width <= args.dst.columns; column += width) {
+    F32 sum = F32::zero();
+    for (int i = 0; i < args.num_active; ++i) sum = fma(F32::set1(shares[i]), F32::load(given_by(i) + column), sum);
+    if (args.accumulate) sum = F32::load(dst + column) + sum;
+    sum.store(dst + column);
+  }
+  for (; column < args.dst.columns; ++column) {
     float sum = 0.0f;
-    for (int i = 0; i < args.num_active; ++i) {
-      sum = fmaf(shares[i], args.src.data[slots[i] * args.src.stride + column], sum);
-    }
+    for (int i = 0; i < args.num_active; ++i) sum = fmaf(shares[i], given_by(i)[column], sum);
     dst[column] = args.accumulate ? dst[column] + sum : sum;
   }
 }
