@@ -174,6 +174,14 @@ def test_the_flags_of_serve_are_these(octavo: Octavo) -> None:
     }
 
 
+def test_the_readme_has_every_flag_of_serve() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme[readme.index("## Flags") : readme.index("## How fast")]
+    parameters = typer.main.get_command(main.app).commands["serve"].params  # type: ignore[attr-defined]
+    flags = [flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)]
+    assert [flag for flag in flags if flag.startswith("--") and flag != "--help" and f"`{flag}`" not in table] == []
+
+
 def test_every_engine_argument_has_a_flag() -> None:
     assert SchedulingFlags().applied_to(EngineFlags().args("m")) == EngineArgs("m")
     flags = EngineFlags(
