@@ -38,7 +38,7 @@ class Service:
         self.exposition = Exposition(totals, self.http, engine.config, settings.served_model_names[0])
         self.created = int(time.time())
         self.draining = False
-        self.fingerprint = _fingerprint(engine.config)
+        self.fingerprint = fingerprint_of(engine.config)
         self._chat_format = settings.parsers.format_under(engine.tokenizer.chat_template)
 
     @property
@@ -97,7 +97,8 @@ def service_of(connection: HTTPConnection) -> Service:
     return service
 
 
-def _fingerprint(config: EngineConfig) -> str:
+def fingerprint_of(config: EngineConfig) -> str:
     """Changes when the same seed may give another answer: with the version, the model and how it is computed."""
-    facts = (__version__, Path(config.model_path).name, config.isa, config.activation_dtype)
+    model = Path(config.model_path).name
+    facts = (__version__, model, config.isa, config.quantization, config.activation_dtype, config.kv_cache_dtype)
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

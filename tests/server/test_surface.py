@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.totals import EngineTotals
 from octavo.server.loop_lag import measure_loop_lag
+from octavo.server.service import fingerprint_of
 from octavo.server.settings import CrossOrigin, ServerSettings
 from tests.server.fakes import FakeEngine
 from tests.server.live import Server, eventually, serving
@@ -84,6 +86,19 @@ def test_answers_carry_the_same_fingerprint(shared: Server) -> None:
     found = {shared.chat().json["system_fingerprint"], shared.complete().json["system_fingerprint"]}
     found |= {event["system_fingerprint"] for event in shared.chat(stream=True).events}
     assert len(found) == 1 and found.pop().startswith("fp_")
+
+
+def test_the_fingerprint_changes_with_what_changes_answers() -> None:
+    config = FakeEngine().engine.config
+    others = [
+        replace(config, model_path="/models/other.gguf"),
+        replace(config, isa="avx2"),
+        replace(config, activation_dtype="bf16"),
+        replace(config, quantization="int8"),
+        replace(config, kv_cache_dtype="int8"),
+    ]
+    assert len({fingerprint_of(each) for each in (config, *others)}) == 6
+    assert fingerprint_of(replace(config, threads=8, max_num_seqs=2)) == fingerprint_of(config)
 
 
 def test_a_silent_stream_pings(fake: FakeEngine, totals: EngineTotals) -> None:
