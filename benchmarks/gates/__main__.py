@@ -1,6 +1,7 @@
 """Every required speed as pass or fail.
 
-    scripts/bench [--only SECTION ...] [--models DIR] [--openvino PYTHON] [--out DIR]
+    scripts/bench [--only SECTION ...] [--models DIR] [--openvino PYTHON] [--llama-bench BINARY]
+        [--out DIR]
 
 Rows are printed, and gates.json and gates.md in --out written, as figures come; a section that breaks is noted there
 and the others go on. Exits with 1 if a gate fails or a section breaks. Bandwidth and barrier stand beside each figure:
@@ -95,7 +96,7 @@ def _sections(context: Context, args: argparse.Namespace) -> Mapping[str, Callab
         "prefill": lambda: models.prefill(context, files()),
         "single": lambda: models.single(context, files()),
         "throughput": lambda: models.throughput(context, files(), args.openvino),
-        "models": lambda: models.larger(context, files()),
+        "models": lambda: models.larger(context, files(), args.llama_bench),
         "loading": lambda: overheads.loading(context, files()),
         "steps": lambda: overheads.steps(context, files()),
     }
@@ -106,6 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=SECTIONS)
     parser.add_argument("--models", type=Path, metavar="DIR", help="where the GGUF files are; default: fetch them")
     parser.add_argument("--openvino", type=Path, metavar="PYTHON", help="of an environment with openvino-genai")
+    parser.add_argument("--llama-bench", type=Path, metavar="BINARY", help="of llama.cpp, built for this machine")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), metavar="DIR")
     return parser.parse_args()
 

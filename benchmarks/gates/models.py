@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peer_llama_cpp
 from benchmarks.gates.gate import Gate
 from benchmarks.gates.loaded import LoadedModel
 from benchmarks.gates.turns import Speed, median, take_turns, timed
@@ -101,7 +102,8 @@ def throughput(context: Context, files: Files, openvino: Path | None) -> Iterato
     yield Gate("throughput", "SmolLM2, 64 requests, AVX2 over AVX-512", "%", 0.35, share, narrow.state, note=note)
 
 
-def larger(context: Context, files: Files) -> Iterator[Gate]:
+def larger(context: Context, files: Files, llama_bench: Path | None) -> Iterator[Gate]:
+    """One stream of the largest must be as fast as llama.cpp's too, which takes turns if there is one."""
     for name, path, prefill_rate, stream_rate, streams_rate in (
         ("Qwen2.5-Coder-0.5B", files.qwen_small, 1300, 90, 750),
         ("Gemma-3-270M", files.gemma3, 4000, 165, 1000),
@@ -113,6 +115,8 @@ def larger(context: Context, files: Files) -> Iterator[Gate]:
                 "1": partial(model.decode, 32, 48),
                 "16": partial(model.decode, 32, 32, 16),
             }
+            if llama_bench is not None and stream_rate is None:
+                runs["llama.cpp"] = partial(peer_llama_cpp.decode, llama_bench, path, 32, 48, context.threads)
             speeds = take_turns(context, runs, TURNS)
             num_bytes = model.bytes_of_a_step(56)
         yield _speed("models", f"{name}, prefill 512", prefill_rate, speeds["prefill"])
@@ -120,6 +124,8 @@ def larger(context: Context, files: Files) -> Iterator[Gate]:
             yield _speed("models", f"{name}, 1 stream", stream_rate, speeds["1"], "", num_bytes)
         else:
             yield _of_bandwidth(f"{name}, 1 stream", 0.88, speeds["1"], num_bytes)
+        if "llama.cpp" in speeds:
+            yield _over(f"{name}, 1 stream, over llama.cpp", speeds["1"], speeds["llama.cpp"])
         yield _speed("models", f"{name}, 16 streams", streams_rate, speeds["16"])
 
 
@@ -155,6 +161,11 @@ def _of_bandwidth(name: str, required: float, speed: Speed, num_bytes: int) -> G
     share = _share_of_bandwidth(speed, num_bytes)
     note = f"{speed.tokens_per_s:.1f} tok/s, {num_bytes / 1e6:.0f} MB a token"
     return Gate("models", name, "%", required, share, speed.state, share, note=note)
+
+
+def _over(name: str, speed: Speed, peer: Speed) -> Gate:
+    note = f"{speed.tokens_per_s:.1f} and {peer.tokens_per_s:.1f} tok/s"
+    return Gate("models", name, "x", 1.0, speed.tokens_per_s / peer.tokens_per_s, speed.state, note=note)
 
 
 def _share_of_bandwidth(speed: Speed, num_bytes: int) -> float:

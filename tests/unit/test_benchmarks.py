@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peer_llama_cpp
+
 ROOT = Path(__file__).parents[2]
 
 # Not "python -m": that puts the source tree before the installed octavo, which alone has its native library.
@@ -49,6 +51,15 @@ def test_kernels_beside_products_are_measured_too(tmp_path: Path) -> None:
     found = run("kernels", *parts, json_out=tmp_path / "out.json")
     assert len({figure["kernel"] for figure in found["others"]}) > 5 and found["attention"]
     assert all(figure["of_floor"] > 0 for figures in found.values() for figure in figures)
+
+
+def test_llama_cpp_is_asked_for_one_stream(tmp_path: Path) -> None:
+    binary = tmp_path / "llama-bench"
+    binary.write_text(
+        '#!/bin/sh\n[ "$*" = "-m m.gguf -p 0 -n 48 -d 32 -t 2 -r 1 -o json" ] && echo \'[{"avg_ts": 40.5}]\''
+    )
+    binary.chmod(0o755)
+    assert peer_llama_cpp.decode(binary, Path("m.gguf"), 32, 48, 2) == 40.5
 
 
 def test_every_gate_becomes_a_row_and_a_section_that_breaks_leaves_the_others(tmp_path: Path) -> None:
