@@ -13,6 +13,7 @@ from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StepStats
+from octavo.request import OutputDelta, Request
 from octavo.scheduler.scheduler import DEFAULT_SCHEDULING
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.engine.fakes import VOCAB_SIZE, FakeExecutor, FakeTokenizer
@@ -79,3 +80,18 @@ class FakeEngine:
             grammars=GrammarCompiler(tokenizer, VOCAB_SIZE),
         )
         self.engine = Engine(config, tokenizer, self.input, self.core)
+
+
+def run(fake: FakeEngine, *requests: Request) -> dict[str, list[OutputDelta]]:
+    """All deltas of each request. What is held is checked after every step; in the end it must be nothing."""
+    deltas: dict[str, list[OutputDelta]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        fake.core.add_request(request)
+    while fake.core.has_requests:
+        for delta in fake.core.step():
+            deltas[delta.request_id].append(delta)
+        fake.core.check_integrity()
+    for stream in deltas.values():
+        assert [delta.finished for delta in stream] == [False] * (len(stream) - 1) + [True]
+    assert fake.pool.num_used == 0
+    return deltas

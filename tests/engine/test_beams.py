@@ -9,9 +9,9 @@ import pytest
 
 from octavo.engine.beam_search import BeamSearch, EarlyStopping
 from octavo.engine.choices import fan_out
-from octavo.request import OutputDelta, Request
+from octavo.request import OutputDelta
 from octavo.sampling_params import SamplingParams
-from tests.engine.fake_engine import FakeEngine
+from tests.engine.fake_engine import FakeEngine, run
 from tests.engine.fakes import EOS, continuation, extend, likeliest_after, text_of
 
 BEAMS = SamplingParams(n=3, best_of=4, use_beam_search=True, max_tokens=20, temperature=0.0)
@@ -37,21 +37,6 @@ def searched(prompt: tuple[int, ...], sampling: SamplingParams) -> list[tuple[in
     return [hypothesis.token_ids for hypothesis in search.best(sampling.n)]
 
 
-def run(fake: FakeEngine, requests: list[Request]) -> dict[str, list[OutputDelta]]:
-    """All deltas of each request; blocks and rows are checked after every step."""
-    deltas: dict[str, list[OutputDelta]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        fake.core.add_request(request)
-    while fake.core.has_requests:
-        for delta in fake.core.step():
-            deltas[delta.request_id].append(delta)
-        fake.core.check_integrity()
-    for stream in deltas.values():
-        assert [delta.finished for delta in stream] == [False] * (len(stream) - 1) + [True]
-    assert fake.pool.num_used == 0
-    return deltas
-
-
 def token_ids(deltas: list[OutputDelta]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in deltas[-1].completions]
 
@@ -64,7 +49,7 @@ def test_the_same_texts_as_the_algorithm_alone(early_stopping: EarlyStopping, mi
         BEAMS, early_stopping=early_stopping, length_penalty=0.5, min_tokens=min_tokens, stop_token_ids=(33, 34, 35)
     )
     request = fake.input.from_prompt(list(range(2, 40)), sampling)
-    (last,) = run(fake, [request])[request.request_id]
+    (last,) = run(fake, request)[request.request_id]
     expected = searched(request.prompt_token_ids, request.sampling)
     assert token_ids([last]) == expected and len(expected) == 3
     for index, completion in enumerate(last.completions):
@@ -93,7 +78,7 @@ def test_beside_other_requests_and_with_little_memory(seed: int) -> None:
         others.append(fake.input.from_prompt(prompt[: rng.randint(1, 50)], plain))
     requests = [*searches, *others]
     rng.shuffle(requests)
-    deltas = run(fake, requests)
+    deltas = run(fake, *requests)
     for search in searches:
         assert token_ids(deltas[search.request_id]) == searched(search.prompt_token_ids, search.sampling)
     for other in others:
@@ -104,7 +89,7 @@ def test_beside_other_requests_and_with_little_memory(seed: int) -> None:
 def test_beams_share_the_prompt_s_blocks_and_copy_only_the_last() -> None:
     fake = FakeEngine()
     request = fake.input.from_prompt([3] * 500, replace(BEAMS, max_tokens=12))
-    run(fake, [request])
+    run(fake, request)
     assert max(step.num_blocks_used for step in fake.stats.steps) <= 500 // 16 + 2 * 4
     assert sum(len(plan.copies) for plan in fake.executor.plans) >= 3
     assert sum(plan.num_tokens for plan in fake.executor.plans) <= 500 + 12 * 4, "something was computed twice"
@@ -158,7 +143,7 @@ def test_a_text_that_cannot_be_made_fails_its_search_alone() -> None:
     fake = FakeEngine(poison=searched((2, 5, 8), BEAMS)[0][0])
     request = fake.input.from_prompt([2, 5, 8], BEAMS)
     other = fake.input.from_prompt([4], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
-    deltas = run(fake, [request, other])
+    deltas = run(fake, request, other)
     assert deltas[request.request_id][-1].finish_reason == "error"
     assert deltas[other.request_id][-1].finished
 
@@ -166,7 +151,7 @@ def test_a_text_that_cannot_be_made_fails_its_search_alone() -> None:
 def test_a_search_is_one_request_to_the_statistics() -> None:
     fake = FakeEngine()
     request = fake.input.from_prompt([2, 5, 8], BEAMS)
-    run(fake, [request])
+    run(fake, request)
     (stats,) = fake.stats.requests
     assert stats.num_prompt_tokens == 3
     assert stats.times.first_scheduled is not None and stats.times.first_token is not None

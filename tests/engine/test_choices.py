@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,18 +17,6 @@ from tests.engine.fake_engine import FakeEngine
 from tests.engine.fakes import continuation, extend, logprobs_after
 
 FREE = SamplingParams(temperature=1.0, seed=7, max_tokens=30, ignore_eos=True)
-
-
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine(num_blocks=60)
-
-
-@pytest.fixture
-def llm(fake: FakeEngine) -> Iterator[LLM]:
-    with LLM.from_engine(fake.engine) as llm:
-        yield llm
-    assert fake.pool.num_used == 0
 
 
 @given(seed=st.integers(0, 2**64 - 1))

@@ -13,7 +13,7 @@ from octavo.errors import InvalidValueError
 from octavo.grammar.masks import MaskComputer
 from octavo.request import OutputDelta, Request
 from octavo.sampling_params import SamplingParams
-from tests.engine.fake_engine import FakeEngine
+from tests.engine.fake_engine import FakeEngine, run
 from tests.engine.fakes import EOS, VOCAB_SIZE, continuation
 
 FREE = SamplingParams(temperature=0, max_tokens=60)
@@ -75,19 +75,6 @@ class ScriptedMasks:
 def make(prompt: str, sampling: SamplingParams, script: Script | None, **limits: int) -> tuple[FakeEngine, Request]:
     fake = FakeEngine(masks=cast(MaskComputer, ScriptedMasks()), **limits)
     return fake, replace(fake.input.from_prompt(prompt, sampling), constraint=script)
-
-
-def run(fake: FakeEngine, *requests: Request) -> dict[str, list[OutputDelta]]:
-    deltas: dict[str, list[OutputDelta]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        fake.core.add_request(request)
-    while fake.core.has_requests:
-        for delta in fake.core.step():
-            deltas[delta.request_id].append(delta)
-    for stream in deltas.values():
-        assert [delta.finished for delta in stream] == [False] * (len(stream) - 1) + [True]
-    assert fake.pool.num_used == 0
-    return deltas
 
 
 def tokens_of(deltas: list[OutputDelta]) -> tuple[int, ...]:

@@ -9,23 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import EngineDeadError, InvalidValueError, StepError
-from octavo.request import OutputDelta, Request
+from octavo.request import OutputDelta
 from octavo.sampling_params import SamplingParams
-from tests.engine.fake_engine import FakeEngine
+from tests.engine.fake_engine import FakeEngine, run
 from tests.engine.fakes import EOS, continuation, text_of
-
-
-def run(fake: FakeEngine, *requests: Request) -> dict[str, list[OutputDelta]]:
-    """All deltas of each request, to the end of all."""
-    deltas: dict[str, list[OutputDelta]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        fake.core.add_request(request)
-    while fake.core.has_requests:
-        for delta in fake.core.step():
-            deltas[delta.request_id].append(delta)
-    for stream in deltas.values():
-        assert [delta.finished for delta in stream] == [False] * (len(stream) - 1) + [True]
-    return deltas
 
 
 def answer(sampling: SamplingParams, prompt: str = "258") -> tuple[str, tuple[int, ...], OutputDelta]:

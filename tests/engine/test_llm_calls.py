@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -20,18 +20,6 @@ from tests.engine.fake_engine import FakeEngine
 from tests.engine.fakes import continuation, text_of
 
 FREE = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-
-
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine(num_blocks=60)
-
-
-@pytest.fixture
-def llm(fake: FakeEngine) -> Iterator[LLM]:
-    with LLM.from_engine(fake.engine) as llm:
-        yield llm
-    assert fake.executor.closed and fake.pool.num_used == 0
 
 
 def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:

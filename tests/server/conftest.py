@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 
 from octavo.metrics.totals import EngineTotals
@@ -36,3 +37,9 @@ def shared() -> Iterator[Server]:
     settings = ServerSettings(("alphabet", "other/name"), max_body_bytes=100_000, max_choices=8)
     with serving(FakeEngine(totals).async_engine(), settings, totals) as running:
         yield running
+
+
+@pytest.fixture
+def client(shared: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=shared.url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import openai
 import pytest
 
 from tests.server.fakes import FakeEngine
 from tests.server.live import Server, eventually
 from tests.server.test_disconnects import post
-
-
-@pytest.fixture
-def client(shared: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=shared.url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
 
 
 def test_chat_choices_count_the_prompt_once(client: openai.OpenAI) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 
 import openai
@@ -12,12 +11,6 @@ from octavo.request import OutputDelta, PlacedLogprobs
 from octavo.server.logprobs import ShownLogprobs, Spelling
 from octavo.step import TokenLogprobs
 from tests.server.live import Server
-
-
-@pytest.fixture
-def client(shared: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=shared.url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
 
 
 def messages(text: str) -> list:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import openai
 import pytest
 
 from tests.server.live import Server
-
-
-@pytest.fixture
-def client(shared: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=shared.url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
 
 
 def messages(text: str) -> list:

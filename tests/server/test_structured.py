@@ -45,12 +45,6 @@ def shared() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def client(shared: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=shared.url, api_key="none", max_retries=0, timeout=20) as client:
-        yield client
-
-
 FORMS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}},
