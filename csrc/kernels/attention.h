@@ -215,8 +215,11 @@ inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries,
   }
   merge_sums(states, tile_rows.maximum, tile_rows.sum, rows, scratch.factors);
   for_each_register_tile(rows, [&](int row, auto count) {
-    add_values<Pages, decltype(count)::value, prefetches>(tile_rows, row, scratch.factors, tile, head_size,
-                                                          states.output);
+    constexpr int num_rows = decltype(count)::value;
+    int seen_tokens = seen_of(row + num_rows - 1).end - tile.first * kPage;  // by the last row
+    add_values<Pages, num_rows, prefetches>(tile_rows, row, scratch.factors, tile,
+                                            seen_tokens < tile.num_tokens ? seen_tokens : tile.num_tokens, head_size,
+                                            states.output);
   });
 }
 

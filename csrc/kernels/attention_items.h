@@ -72,11 +72,11 @@ class Units {
   int count() const {
     return by_key_tile_ ? num_heads_ * (queries_.end_key_tile() - queries_.first_key_tile()) : num_heads_;
   }
-  int64_t cost() const { return cost_of(queries_.first_page, queries_.end_page) * num_heads_; }
+  int64_t cost() const { return (cost_of(queries_.first_page, queries_.end_page) + fixed_cost()) * num_heads_; }
 
   // Twice the cost of all units before this one and of half of it.
   int64_t twice_middle(int unit) const {
-    if (!by_key_tile_) return (2 * unit + 1) * cost_of(queries_.first_page, queries_.end_page);
+    if (!by_key_tile_) return (2 * unit + 1) * cost() / num_heads_;
     int tile = queries_.first_key_tile() + unit / num_heads_;
     int first = clamped(tile * kKeyTilePages), end = clamped((tile + 1) * kKeyTilePages);
     return 2 * cost_of(queries_.first_page, first) * num_heads_ + (2 * (unit % num_heads_) + 1) * cost_of(first, end);
@@ -88,6 +88,8 @@ class Units {
   }
   // Of one head: a page is read and converted once, then multiplied with every row.
   int64_t cost_of(int first_page, int end_page) const { return int64_t(end_page - first_page) * page_cost_; }
+  // Queries and outputs of a head take about as long as a page.
+  int64_t fixed_cost() const { return page_cost_; }
 
   const QueryTile& queries_;
   int num_heads_;

@@ -76,20 +76,29 @@ template <class Pages, int rows, int pages, bool prefetches>
   }
 }
 
-// Scores whole groups of pages; where a group reaches beyond the tile's pages it takes one of them again, to be masked.
+// Scores pages [page, tile.end) where they are fewer than `pages`.
+template <class Pages, int rows, int pages, bool prefetches>
+inline void score_last_pages(const typename Pages::Left* q, const float* q_scales, int head_size, const KeyTile& tile,
+                             int page, float* scores) {
+  if constexpr (pages > 1) {
+    if (tile.end - page < pages - 1) {
+      return score_last_pages<Pages, rows, pages - 1, prefetches>(q, q_scales, head_size, tile, page, scores);
+    }
+    score_pages<Pages, rows, pages - 1, prefetches>(q, head_size, tile.keys + page, tile.keys_to_values, q_scales,
+                                                    scores + page * kPage);
+  }
+}
+
 template <class Pages, int rows, bool prefetches>
 inline void score_rows(const typename Pages::Left* q, const float* q_scales, int head_size, const KeyTile& tile,
                        float* scores) {
   constexpr int at_once = tile_vectors(rows) * F32::width / kPage;
-  for (int page = tile.first / at_once * at_once; page < tile.end; page += at_once) {
-    const uint8_t* keys[at_once];
-    for (int i = 0; i < at_once; ++i) {
-      int wanted = page + i;
-      keys[i] = tile.keys[wanted < tile.first ? tile.first : wanted < tile.end ? wanted : tile.end - 1];
-    }
-    score_pages<Pages, rows, at_once, prefetches>(q, head_size, keys, tile.keys_to_values, q_scales,
+  int page = tile.first;
+  for (; page + at_once <= tile.end; page += at_once) {
+    score_pages<Pages, rows, at_once, prefetches>(q, head_size, tile.keys + page, tile.keys_to_values, q_scales,
                                                   scores + page * kPage);
   }
+  score_last_pages<Pages, rows, at_once, prefetches>(q, q_scales, head_size, tile, page, scores);
 }
 
 // ---- weights = softmax(scores) -----------------------------------------------------------------------------------
@@ -110,11 +119,36 @@ struct Seen {
   int end;
 };
 
-// Hides what a row does not see and returns its largest score.
-inline float mask_row(float* scores, int first, int end, Seen seen) {
+// A score becomes the smaller of itself and a limit. Of these, any number of hidden lanes is followed by as many others as
+// a vector has, and the other way round.
+constexpr int kLimitLanes = 16;
+static_assert(kLimitLanes % F32::width == 0, "the lanes of a vector");
+alignas(64) constexpr float kLimits[3 * kLimitLanes] = {
+    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,
+    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  INFINITY, INFINITY, INFINITY, INFINITY,
+    INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY,
+    INFINITY, INFINITY, kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,
+    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden};
+
+inline int clamp_lanes(int count) { return count < 0 ? 0 : count > F32::width ? F32::width : count; }
+
+// A vector of scores, of keys from `key` on. What is hidden may be no number.
+inline void hide_lanes(float* scores, int key, Seen seen) {
+  F32 before = F32::load(kLimits + kLimitLanes - clamp_lanes(seen.first - key));
+  F32 from = F32::load(kLimits + 2 * kLimitLanes - clamp_lanes(seen.end - key));
+  min(min(F32::load(scores + key), before), from).store(scores + key);
+}
+
+// Hides what a row does not see of keys from `first` to `end`.
+inline void hide(float* scores, int first, int end, Seen seen) {
   constexpr int width = F32::width;
-  for (int i = first; i < seen.first && i < end; ++i) scores[i] = kHidden;
-  for (int i = seen.end > first ? seen.end : first; i < end; ++i) scores[i] = kHidden;
+  for (int i = first; i < seen.first && i < end; i += width) hide_lanes(scores, i, seen);
+  int partly_seen = seen.end - (seen.end & (width - 1));
+  for (int i = partly_seen > first ? partly_seen : first; i < end; i += width) hide_lanes(scores, i, seen);
+}
+
+inline float largest_score(const float* scores, int first, int end) {
+  constexpr int width = F32::width;
   F32 largest[2] = {F32::set1(kHidden), F32::set1(kHidden)};
   for (int i = first; i < end; i += 2 * width) {
     largest[0] = max(F32::load(scores + i), largest[0]);
@@ -134,7 +168,9 @@ inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows,
   for (int r = 0; r < num_rows; ++r) {
     int row = first_row + r;
     Seen seen = seen_of(row);
-    tile_rows.maximum[row] = mask_row(tile_rows.scores + row * kKeyTile, first, end, seen);
+    float* scores = tile_rows.scores + row * kKeyTile;
+    hide(scores, first, end, seen);
+    tile_rows.maximum[row] = largest_score(scores, first, end);
     weights[r] = Pages::row_weights(value_scales, seen.first, seen.end < end ? seen.end : end,
                                     tile_rows.weight_scale + row);
   }
@@ -162,7 +198,8 @@ inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows,
 
 template <class Pages, int rows, int vectors, bool prefetches>
 [[gnu::noinline]] void add_value_vectors(const TileRows& tile_rows, int row, const MergeFactors& factors,
-                                         const KeyTile& tile, int head_size, int column, float* output) {
+                                         const KeyTile& tile, int num_tokens, int head_size, int column,
+                                         float* output) {
   using Left = typename Pages::Left;
   using Element = typename Pages::Element;
   const Left* weights = reinterpret_cast<const Left*>(tile_rows.scores + row * kKeyTile);
@@ -173,8 +210,8 @@ template <class Pages, int rows, int vectors, bool prefetches>
     for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
   }
   constexpr int step_bytes = 2 * vectors * F32::width * sizeof(Element);
-  int tokens = tile.num_tokens;
-  for (int page = tile.first; page < tile.end; ++page, tokens -= kPage) {
+  int tokens = num_tokens;
+  for (int page = tile.first; tokens > 0; ++page, tokens -= kPage) {
     const Element* values = reinterpret_cast<const Element*>(tile.keys[page] + tile.keys_to_values) + 2 * column;
     const Left* page_weights = weights + page * kPage;
     int num_pairs = tokens < kPage ? tokens / 2 : kPage / 2;
@@ -206,12 +243,12 @@ template <class Pages, int rows, int vectors, bool prefetches>
 // The columns a vector is too wide for.
 template <class Pages>
 inline void add_value_column(const TileRows& tile_rows, int row, const MergeFactors& factors, const KeyTile& tile,
-                             int head_size, int column, float* output) {
+                             int num_tokens, int head_size, int column, float* output) {
   using Left = typename Pages::Left;
   using Element = typename Pages::Element;
   const Left* weights = reinterpret_cast<const Left*>(tile_rows.scores + row * kKeyTile) + tile.first * kPage;
   float sum = 0;
-  for (int token = 0; token < tile.num_tokens; ++token) {
+  for (int token = 0; token < num_tokens; ++token) {
     const uint8_t* values = tile.keys[tile.first + token / kPage] + tile.keys_to_values;
     const Element* pair = reinterpret_cast<const Element*>(values) + token % kPage / 2 * (2 * head_size) + 2 * column;
     sum += Pages::product(weights[token], pair[token % 2]);
@@ -223,26 +260,27 @@ inline void add_value_column(const TileRows& tile_rows, int row, const MergeFact
 
 template <class Pages, int rows, int vectors, bool prefetches>
 inline int add_value_vectors_from(int column, const TileRows& tile_rows, int row, const MergeFactors& factors,
-                                  const KeyTile& tile, int head_size, float* output) {
+                                  const KeyTile& tile, int num_tokens, int head_size, float* output) {
   for (; column + vectors * F32::width <= head_size; column += vectors * F32::width) {
-    add_value_vectors<Pages, rows, vectors, prefetches>(tile_rows, row, factors, tile, head_size, column, output);
+    add_value_vectors<Pages, rows, vectors, prefetches>(tile_rows, row, factors, tile, num_tokens, head_size, column,
+                                                        output);
   }
   if constexpr (vectors > 1) {
     column = add_value_vectors_from<Pages, rows, vectors / 2, prefetches>(column, tile_rows, row, factors, tile,
-                                                                          head_size, output);
+                                                                          num_tokens, head_size, output);
   }
   return column;
 }
 
-// For rows [row, row + rows) of the key/value head whose output begins at `output`.
+// For rows [row, row + rows) of the key/value head whose output begins at `output`, of the first `num_tokens` of the tile.
 template <class Pages, int rows, bool prefetches>
 inline void add_values(const TileRows& tile_rows, int row, const MergeFactors& factors, const KeyTile& tile,
-                       int head_size, float* output) {
+                       int num_tokens, int head_size, float* output) {
   int column = add_value_vectors_from<Pages, rows, tile_vectors(rows), prefetches>(0, tile_rows, row, factors, tile,
-                                                                                   head_size, output);
+                                                                                   num_tokens, head_size, output);
   for (; column < head_size; ++column) {
     for (int r = 0; r < rows; ++r) {
-      add_value_column<Pages>(tile_rows, row + r, factors, tile, head_size, column, output);
+      add_value_column<Pages>(tile_rows, row + r, factors, tile, num_tokens, head_size, column, output);
     }
   }
 }
