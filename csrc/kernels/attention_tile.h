@@ -23,8 +23,8 @@ struct KeyTile {
   float value_scales[kKeyTile];           // where elements are integers
 };
 
-// Stands for minus infinity: far below any score, and so far below kHiddenBase that 2^(kHidden - kHiddenBase) is zero.
-constexpr float kHidden = -1e30f, kHiddenBase = -1e29f;
+// So far above kHidden that 2^(kHidden - kHiddenBase) is zero.
+constexpr float kHiddenBase = -1e29f;
 
 // Of the rows of one key/value head: what a key tile leaves.
 struct TileRows {
@@ -113,38 +113,14 @@ constexpr int kSoftmaxStep = 2 * kPage;
 // Rows that go through the steps of a softmax together: each step has long chains that different rows hide.
 constexpr int kSoftmaxRows = 8;
 
-// What a row sees of a key tile: keys [first, end).
-struct Seen {
-  int first;
-  int end;
-};
-
-// A score becomes the smaller of itself and a limit. Of these, any number of hidden lanes is followed by as many others as
-// a vector has, and the other way round.
-constexpr int kLimitLanes = 16;
-static_assert(kLimitLanes % F32::width == 0, "the lanes of a vector");
-alignas(64) constexpr float kLimits[3 * kLimitLanes] = {
-    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,
-    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  INFINITY, INFINITY, INFINITY, INFINITY,
-    INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY,
-    INFINITY, INFINITY, kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,
-    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden};
-
-inline int clamp_lanes(int count) { return count < 0 ? 0 : count > F32::width ? F32::width : count; }
-
-// A vector of scores, of keys from `key` on. What is hidden may be no number.
-inline void hide_lanes(float* scores, int key, Seen seen) {
-  F32 before = F32::load(kLimits + kLimitLanes - clamp_lanes(seen.first - key));
-  F32 from = F32::load(kLimits + 2 * kLimitLanes - clamp_lanes(seen.end - key));
-  min(min(F32::load(scores + key), before), from).store(scores + key);
-}
-
 // Hides what a row does not see of keys from `first` to `end`.
 inline void hide(float* scores, int first, int end, Seen seen) {
   constexpr int width = F32::width;
-  for (int i = first; i < seen.first && i < end; i += width) hide_lanes(scores, i, seen);
+  for (int i = first; i < seen.first && i < end; i += width) load_seen(scores, i, seen).store(scores + i);
   int partly_seen = seen.end - (seen.end & (width - 1));
-  for (int i = partly_seen > first ? partly_seen : first; i < end; i += width) hide_lanes(scores, i, seen);
+  for (int i = partly_seen > first ? partly_seen : first; i < end; i += width) {
+    load_seen(scores, i, seen).store(scores + i);
+  }
 }
 
 inline float largest_score(const float* scores, int first, int end) {
@@ -165,14 +141,21 @@ inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows,
   constexpr int width = F32::width, vectors = kSoftmaxStep / width;
   typename Pages::RowWeights weights[kSoftmaxRows];
   F32 sums[kSoftmaxRows];
+  Seen before{0, 0};
   for (int r = 0; r < num_rows; ++r) {
     int row = first_row + r;
     Seen seen = seen_of(row);
     float* scores = tile_rows.scores + row * kKeyTile;
     hide(scores, first, end, seen);
     tile_rows.maximum[row] = largest_score(scores, first, end);
-    weights[r] = Pages::row_weights(value_scales, seen.first, seen.end < end ? seen.end : end,
-                                    tile_rows.weight_scale + row);
+    if (r > 0 && seen.first == before.first && seen.end == before.end) {
+      weights[r] = weights[r - 1];
+      tile_rows.weight_scale[row] = tile_rows.weight_scale[row - 1];
+    } else {
+      weights[r] = Pages::row_weights(value_scales, {seen.first, seen.end < end ? seen.end : end},
+                                      tile_rows.weight_scale + row);
+    }
+    before = seen;
   }
   for (int r = 0; r < num_rows; ++r) {
     float* scores = tile_rows.scores + (first_row + r) * kKeyTile;

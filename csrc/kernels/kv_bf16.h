@@ -26,6 +26,25 @@ struct Bf16Pages {
   static float left_to_float(Left value) { return value; }
 #endif
 
+  // How elements lie in a page: `together` of them are a unit.
+  using Stored = uint16_t;
+  using Unit = uint32_t;
+  static constexpr int together = 2;
+  static void find_scales(const float*, int64_t, int, int, float*, float*) {}
+  // Calls put(unit, place in it, element) for each x[i] rounded.
+  template <class Put>
+  static void for_each_rounded(const float* x, int count, float, Put put) {
+    for (int unit = 0; unit < count / together; ++unit) {
+      put(unit, 0, float_to_bf16(x[unit * together]));
+      put(unit, 1, float_to_bf16(x[unit * together + 1]));
+    }
+  }
+  static void round_row(const float* x, int count, float, Stored* dst) {
+    int i = 0;
+    for (; i + F32::width <= count; i += F32::width) F32::load(x + i).store_bf16(dst + i);
+    for (; i < count; ++i) dst[i] = float_to_bf16(x[i]);
+  }
+
   // One row of queries times `scale`.
   static void store_query(const float* q, int head_size, float scale, Left* dst, float*) {
     int i = 0;
@@ -35,7 +54,7 @@ struct Bf16Pages {
 
   // Softmax weights take the place of rows of scores.
   struct RowWeights {};
-  static RowWeights row_weights(const float*, int, int, float*) { return {}; }
+  static RowWeights row_weights(const float*, Seen, float*) { return {}; }
   static void store_weights(float* scores, int i, F32 one, F32 other, RowWeights) {
     Left* dst = reinterpret_cast<Left*>(scores);
 #ifdef OCT_VEC_AVX512

@@ -45,19 +45,6 @@ inline void store_int16(F32 values, int16_t* dst) {
 #endif
 }
 
-// Calls put(i, code) with x[i] * inverse rounded, for finite products in the range of int16.
-template <class Put>
-inline void for_each_code(const float* x, int count, float inverse, Put put) {
-  int16_t codes[F32::width];
-  int i = 0;
-  for (; i + F32::width <= count; i += F32::width) {
-    store_int16(F32::load(x + i) * F32::set1(inverse), codes);
-#pragma GCC unroll 16
-    for (int lane = 0; lane < F32::width; ++lane) put(i + lane, codes[lane]);
-  }
-  for (; i < count; ++i) put(i, int16_t(nearbyintf(x[i] * inverse)));
-}
-
 // Scale and inverse of codes up to `limit` for values up to `largest`. Values that are no numbers have codes of zero.
 struct CodeScale {
   float scale;
@@ -68,16 +55,18 @@ inline CodeScale code_scale(Magnitude found, float limit) {
   return {found.largest / limit + found.poison, usable ? limit / found.largest : 0.0f};
 }
 
-// Writes one token's keys or values: put(i, code) stores a code.
-template <class Put>
-inline void store_codes(const float* x, int head_size, float* scale, Put put) {
-  CodeScale found = code_scale(magnitude(x, head_size), kLargestInt8);
-  *scale = found.scale;
-  if (found.inverse == 0.0f) {
-    for (int i = 0; i < head_size; ++i) put(i, 0);
-  } else {
-    for_each_code(x, head_size, found.inverse, put);
-  }
+// Values rounded to whole numbers, ties to even, as int8 codes. They are in the range of int8.
+inline void store_int8(F32 values, uint8_t* dst) {
+#if defined(OCT_VEC_SCALAR)
+  *dst = uint8_t(int8_t(nearbyintf(values.v)));
+#elif defined(OCT_VEC_AVX512)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(values.v)));
+#else
+  __m256i codes = _mm256_cvtps_epi32(values.v);
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
+  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_castsi256_si128(words));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(dst), bytes);
+#endif
 }
 
 #if defined(OCT_VEC_SCALAR)
@@ -112,6 +101,43 @@ struct Int8Pages {
   using Left = int16_t;
   using Sum = I32;
 
+  // How codes lie in a page: `together` of them are a unit.
+  using Stored = uint8_t;
+  using Unit = uint16_t;
+  static constexpr int together = 2;
+  // Of rows [count, head_size]: scales, and what values are multiplied by to become codes.
+  static void find_scales(const float* rows, int64_t stride, int count, int head_size, float* scales, float* inverses) {
+    for (int row = 0; row < count; ++row) {
+      CodeScale found = code_scale(magnitude(rows + row * stride, head_size), kLargestInt8);
+      scales[row] = found.scale;
+      inverses[row] = found.inverse;
+    }
+  }
+  // Calls put(unit, place in it, code) for each x[i] rounded.
+  template <class Put>
+  static void for_each_rounded(const float* x, int count, float inverse, Put put) {
+    int i = 0;
+    int16_t codes[F32::width];
+    for (; i + F32::width <= count && inverse != 0.0f; i += F32::width) {
+      store_int16(F32::load(x + i) * F32::set1(inverse), codes);
+#pragma GCC unroll 16
+      for (int j = 0; j < F32::width; ++j) put((i + j) / together, (i + j) % together, Stored(codes[j]));
+    }
+    for (; i < count; ++i) {
+      int code = inverse == 0.0f ? 0 : int(nearbyintf(x[i] * inverse));
+      put(i / together, i % together, Stored(int8_t(code)));
+    }
+  }
+  static void round_row(const float* x, int count, float inverse, Stored* dst) {
+    if (inverse == 0.0f) {
+      memset(dst, 0, size_t(count));
+      return;
+    }
+    int i = 0;
+    for (; i + F32::width <= count; i += F32::width) store_int8(F32::load(x + i) * F32::set1(inverse), dst + i);
+    for (; i < count; ++i) dst[i] = Stored(int8_t(nearbyintf(x[i] * inverse)));
+  }
+
   // One row of queries times `scale`, so that no sum over a head overflows.
   static void store_query(const float* q, int head_size, float scale, Left* dst, float* q_scale) {
     float limit = 2147483647.0f / (kLargestInt8 * float(head_size));
@@ -130,18 +156,13 @@ struct Int8Pages {
   }
 
   // Softmax weights times the values' scales take the place of rows of scores. What they count follows from the largest
-  // scale among the keys the row sees, [first, end) of the tile.
+  // scale among the keys the row sees.
   struct RowWeights {
     const float* value_scales;
     F32 inverse;
   };
-  static RowWeights row_weights(const float* value_scales, int first, int end, float* weight_scale) {
-    F32 largest = F32::zero();
-    int i = first;
-    for (; i + F32::width <= end; i += F32::width) largest = max(F32::load(value_scales + i), largest);
-    float found = largest.max();
-    for (; i < end; ++i) found = value_scales[i] > found ? value_scales[i] : found;
-    CodeScale scale = code_scale({found, 0.0f}, kLargestInt16);
+  static RowWeights row_weights(const float* value_scales, Seen seen, float* weight_scale) {
+    CodeScale scale = code_scale({largest_seen(value_scales, seen), 0.0f}, kLargestInt16);
     *weight_scale = scale.scale;
     return {value_scales, F32::set1(scale.inverse)};
   }

@@ -1,5 +1,7 @@
 // Register tiles of products with keys and values.
 #pragma once
+#include <math.h>
+
 #include "vec.h"
 
 namespace octavo {
@@ -23,6 +25,45 @@ template <int bytes, class Element>
   if (bytes < 64 && offset % 64 >= bytes) return;  // fetched the step before
 #pragma GCC unroll 16
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const uint8_t*>(start) + offset + ahead + i);
+}
+
+// What a row sees of a key tile: keys [first, end).
+struct Seen {
+  int first;
+  int end;
+};
+
+// Stands for minus infinity: far below any score.
+constexpr float kHidden = -1e30f;
+
+// What a row does not see is the smaller of itself and a limit. Of these, any number of hidden lanes is followed by as many
+// others as a vector has, and the other way round.
+constexpr int kLimitLanes = 16;
+static_assert(kLimitLanes % F32::width == 0, "the lanes of a vector");
+alignas(64) constexpr float kLimits[3 * kLimitLanes] = {
+    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,
+    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  INFINITY, INFINITY, INFINITY, INFINITY,
+    INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY, INFINITY,
+    INFINITY, INFINITY, kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,
+    kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden,  kHidden};
+
+inline int clamp_lanes(int count) { return count < 0 ? 0 : count > F32::width ? F32::width : count; }
+
+// values[key] and so on, kHidden where they are not seen, whatever they are there.
+inline F32 load_seen(const float* values, int key, Seen seen) {
+  F32 before = F32::load(kLimits + kLimitLanes - clamp_lanes(seen.first - key));
+  F32 from = F32::load(kLimits + 2 * kLimitLanes - clamp_lanes(seen.end - key));
+  return min(min(F32::load(values + key), before), from);
+}
+
+// The largest of positive values, 0 without any.
+inline float largest_seen(const float* values, Seen seen) {
+  if (seen.first >= seen.end) return 0.0f;
+  int i = seen.first - (seen.first & (F32::width - 1));
+  F32 largest = max(F32::zero(), load_seen(values, i, seen));
+  for (i += F32::width; i + F32::width <= seen.end; i += F32::width) largest = max(F32::load(values + i), largest);
+  if (i < seen.end) largest = max(load_seen(values, i, seen), largest);
+  return largest.max();
 }
 
 }  // namespace

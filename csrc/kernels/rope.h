@@ -2,7 +2,7 @@
 // write side: norms and rotates the heads of q and k, stores k and v in their pages.
 #pragma once
 #include "kernels.h"
-#include "kv_int8.h"
+#include "kv_store.h"
 #include "norm.h"
 #include "vec.h"
 
@@ -72,82 +72,92 @@ inline void multiply(float* x, const float* y, int count) {
   for (; i < count; ++i) x[i] *= y[i];
 }
 
-inline void divide(float* x, const float* y, int count) {
-  int i = 0;
-  for (; i + F32::width <= count; i += F32::width) (F32::load(x + i) / F32::load(y + i)).store(x + i);
-  for (; i < count; ++i) x[i] /= y[i];
-}
+// Consecutive tokens of a request whose keys and values go to one page.
+struct Stretch {
+  int first_token;  // of the step
+  int num_tokens;
+  int slot;  // of the first token
+  uint8_t* page;
+};
 
-inline uint8_t* page_of(const KvLayer& kv, const int32_t* block_table, int position) {
-  return kv.data + block_table[position / OCT_BLOCK_TOKENS] * kv.page_bytes;
-}
+// Goes through the stretches of a batch in the order of its tokens.
+class Stretches {
+ public:
+  Stretches(const KvLayer& kv, const Batch& batch) : kv_(kv), batch_(batch) {}
 
-// Of the keys of a head in a page; those of its values follow.
-inline float* key_scales(const KvLayer& kv, uint8_t* page, int kv_head) {
-  return reinterpret_cast<float*>(page + kv.keys_offset(kv_head) + kv.codes_bytes());
-}
+  // Without another stretch, num_tokens is 0.
+  Stretch next() {
+    if (token_ == batch_.num_tokens) return {};
+    while (batch_.query_starts[request_ + 1] <= token_) ++request_;
+    int position = batch_.positions[token_], slot = position % OCT_BLOCK_TOKENS;
+    int left_in_page = OCT_BLOCK_TOKENS - slot, left = batch_.query_starts[request_ + 1] - token_;
+    int64_t block = batch_.block_table(request_)[position / OCT_BLOCK_TOKENS];
+    Stretch found{token_, left < left_in_page ? left : left_in_page, slot, kv_.data + block * kv_.page_bytes};
+    token_ += found.num_tokens;
+    return found;
+  }
 
-inline void store_key(const float* k, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
+ private:
+  const KvLayer& kv_;
+  const Batch& batch_;
+  int token_ = 0;
+  int request_ = 0;
+};
+
+// Stores keys, or else values, of one head.
+template <class Pages>
+inline void store_head(const HeadRows& rows, const KvLayer& kv, uint8_t* page, int kv_head, bool are_keys) {
   uint8_t* keys = page + kv.keys_offset(kv_head);
-  if (kv.dtype == OCT_KV_INT8) {
-    int8_t* codes = reinterpret_cast<int8_t*>(keys) + 2 * slot;
-    store_codes(k, kv.head_size, key_scales(kv, page, kv_head) + slot, [codes](int c, int code) {
-      codes[c / 2 * (2 * OCT_BLOCK_TOKENS) + c % 2] = int8_t(code);
-    });
-    return;
-  }
-  uint16_t* dst = reinterpret_cast<uint16_t*>(keys) + 2 * slot;
-  for (int c = 0; c < kv.head_size; c += 2) {
-    dst[c * OCT_BLOCK_TOKENS] = float_to_bf16(k[c]);
-    dst[c * OCT_BLOCK_TOKENS + 1] = float_to_bf16(k[c + 1]);
-  }
+  float* scales = reinterpret_cast<float*>(keys + kv.codes_bytes());  // of keys; those of values follow
+  if (are_keys) return store_keys<Pages>(rows, kv.head_size, keys, scales);
+  store_values<Pages>(rows, kv.head_size, keys + kv.keys_bytes, scales + OCT_BLOCK_TOKENS);
 }
 
-inline void store_value(const float* v, const KvLayer& kv, uint8_t* page, int kv_head, int slot) {
-  uint8_t* values = page + kv.values_offset(kv_head);
-  if (kv.dtype == OCT_KV_INT8) {
-    int8_t* codes = reinterpret_cast<int8_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
-    store_codes(v, kv.head_size, key_scales(kv, page, kv_head) + OCT_BLOCK_TOKENS + slot,
-                [codes](int c, int code) { codes[2 * c] = int8_t(code); });
-    return;
+// `head` counts the heads of a qkv row: q heads, then k heads, then v heads. `key_factors` are what keys are multiplied by.
+inline void rope_kv_head(const RopeKvArgs& args, const Stretch& stretch, int head, const float* key_factors) {
+  int head_size = args.kv.head_size, kv_head = head - args.num_heads;
+  bool is_query = kv_head < 0, is_key = !is_query && kv_head < args.kv.num_kv_heads;
+  const float* factors = nullptr;
+  if (args.key_divisors && is_query) {
+    factors = args.key_divisors + int64_t(head / (args.num_heads / args.kv.num_kv_heads)) * head_size;
+  } else if (args.key_divisors && is_key) {
+    factors = key_factors + int64_t(kv_head) * head_size;
   }
-  uint16_t* dst = reinterpret_cast<uint16_t*>(values) + slot / 2 * (2 * kv.head_size) + slot % 2;
-  for (int c = 0; c < kv.head_size; ++c) dst[2 * c] = float_to_bf16(v[c]);
+  float* rows = args.qkv.data + stretch.first_token * args.qkv.stride + int64_t(head) * head_size;
+  for (int i = 0; i < stretch.num_tokens && (is_query || is_key); ++i) {
+    float* x = rows + i * args.qkv.stride;
+    norm_and_rotate(x, args, is_query ? args.q_norm : args.k_norm, stretch.first_token + i);
+    if (factors) multiply(x, factors, head_size);
+  }
+  if (is_query) return;
+  HeadRows head_rows{rows, args.qkv.stride, stretch.num_tokens, stretch.slot};
+  if (!is_key) kv_head -= args.kv.num_kv_heads;
+  if (args.kv.dtype == OCT_KV_INT8) return store_head<Int8Pages>(head_rows, args.kv, stretch.page, kv_head, is_key);
+  store_head<Bf16Pages>(head_rows, args.kv, stretch.page, kv_head, is_key);
 }
 
-// `head` counts the heads of a qkv row: q heads, then k heads, then v heads.
-inline void rope_kv_head(const RopeKvArgs& args, const int32_t* block_table, int token, int head) {
-  int head_size = args.kv.head_size;
-  float* x = args.qkv.data + token * args.qkv.stride + int64_t(head) * head_size;
-  if (head < args.num_heads) {
-    norm_and_rotate(x, args, args.q_norm, token);
-    int kv_head = head / (args.num_heads / args.kv.num_kv_heads);
-    if (args.key_divisors) multiply(x, args.key_divisors + int64_t(kv_head) * head_size, head_size);
-    return;
-  }
-  int position = args.batch.positions[token];
-  uint8_t* page = page_of(args.kv, block_table, position);
-  int kv_head = head - args.num_heads, slot = position % OCT_BLOCK_TOKENS;
-  if (kv_head < args.kv.num_kv_heads) {
-    norm_and_rotate(x, args, args.k_norm, token);
-    if (args.key_divisors) divide(x, args.key_divisors + int64_t(kv_head) * head_size, head_size);
-    store_key(x, args.kv, page, kv_head, slot);
-  } else {
-    store_value(x, args.kv, page, kv_head - args.kv.num_kv_heads, slot);
-  }
+inline void invert(const float* x, int count, float* dst) {
+  int i = 0;
+  for (; i + F32::width <= count; i += F32::width) (F32::set1(1.0f) / F32::load(x + i)).store(dst + i);
+  for (; i < count; ++i) dst[i] = 1.0f / x[i];
 }
 
-// Heads of tokens are shared out evenly, so that even one token keeps all threads busy.
+// Heads of stretches are shared out evenly, so that even one token keeps all threads busy.
 inline void rope_kv(const RopeKvArgs& args, ThreadShare share) {
-  const Batch& batch = args.batch;
   int heads = args.num_heads + 2 * args.kv.num_kv_heads;
-  int64_t items = int64_t(batch.num_tokens) * heads;
-  int64_t item = items * share.thread / share.num_threads, last = items * (share.thread + 1) / share.num_threads;
-  int request = 0;
-  for (; item < last; ++item) {
-    int token = int(item / heads);
-    while (batch.query_starts[request + 1] <= token) ++request;
-    rope_kv_head(args, batch.block_table(request), token, int(item % heads));
+  int64_t items = int64_t(args.batch.num_tokens) * heads;
+  int64_t first = items * share.thread / share.num_threads, last = items * (share.thread + 1) / share.num_threads;
+  int num_factors = args.kv.num_kv_heads * args.kv.head_size;
+  float* key_factors = static_cast<float*>(__builtin_alloca(size_t(num_factors) * sizeof(float)));
+  if (args.key_divisors) invert(args.key_divisors, num_factors, key_factors);
+  Stretches stretches(args.kv, args.batch);
+  for (Stretch stretch = stretches.next(); stretch.num_tokens > 0; stretch = stretches.next()) {
+    int64_t item = int64_t(stretch.first_token) * heads;
+    if (item >= last) return;
+    if (item + stretch.num_tokens * heads <= first) continue;
+    for (int head = 0; head < heads; ++head, item += stretch.num_tokens) {
+      if (first <= item && item < last) rope_kv_head(args, stretch, head, key_factors);
+    }
   }
 }
 
