@@ -80,8 +80,6 @@ class Constraints:
 
     def advance(self, tokens: list[NewToken]) -> Advance:
         """Takes in what a step sampled."""
-        if not self._open:
-            return Advance(tokens)
         advance = Advance([])
         for token in tokens:
             constraint = self._open.get(token.request_id)

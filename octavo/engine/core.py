@@ -164,20 +164,29 @@ class EngineCore:
             return self._fail_step(plan, error)
         self._num_failed_steps = 0
         now = time.monotonic()
-        self._report_gaps(sampled, now)
-        advance = self._constraints.advance(sampled)
-        deltas = self._outputs.append(advance.tokens, now)
-        deltas += [self._outputs.close(request_id, "error", error) for request_id, error in advance.refused.items()]
-        deltas += [delta for group in searching for delta in self._search(group, now)]
+        if self._listeners:
+            self._report_gaps(sampled, now)
+        append = self._append_constrained if self._constraints.num_open else self._outputs.append
+        deltas = append(sampled, now)
+        for group in searching:
+            deltas += self._search(group, now)
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._retire(delta)
-        for request_id, token_ids in advance.forced.items():
-            if request_id in self._scheduler:
-                self._scheduler.extend(request_id, token_ids)
-        num_beam_tokens = len(tokens) - len(sampled)
         if self._listeners:
-            self._report_step(self._scheduler.step_counts, len(advance.tokens) + num_beam_tokens, now - started)
+            num_tokens = sum([len(delta.token_ids) for delta in deltas]) + len(tokens) - len(sampled)
+            self._report_step(self._scheduler.step_counts, num_tokens, now - started)
+        return deltas
+
+    def _append_constrained(self, sampled: list[NewToken], now: float) -> list[OutputDelta]:
+        """Answers get what was sampled and what follows without a choice; requests that go on learn of the latter."""
+        advance = self._constraints.advance(sampled)
+        deltas = self._outputs.append(advance.tokens, now)
+        deltas += [self._outputs.close(request_id, "error", error) for request_id, error in advance.refused.items()]
+        ended = {delta.request_id for delta in deltas if delta.finish_reason is not None}
+        for request_id, token_ids in advance.forced.items():
+            if request_id not in ended:
+                self._scheduler.extend(request_id, token_ids)
         return deltas
 
     def die(self, reason: str) -> list[OutputDelta]:
@@ -284,8 +293,6 @@ class EngineCore:
     # ---- reports
 
     def _report_gaps(self, tokens: Sequence[NewToken], now: float) -> None:
-        if not self._listeners:
-            return
         gaps = self._outputs.token_gaps(tokens, now)
 
         def tell_gaps(listener: StatsListener) -> None:

@@ -76,6 +76,10 @@ class KvCache:
         """Blocks that are free, or cached and may be given up."""
         return self._groups.num_available
 
+    def has_free(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free in each group, so that nothing need be evicted for them."""
+        return self._groups.have_free(num_blocks)
+
     @property
     def num_evicted(self) -> int:
         """Blocks of known prefixes given up so far."""

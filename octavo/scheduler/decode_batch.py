@@ -10,7 +10,7 @@ from octavo.config import BLOCK_TOKENS
 from octavo.errors import EngineError
 from octavo.scheduler.accounts import OUTPUT_TOKEN_COST
 from octavo.scheduler.request_state import NewToken, RequestState
-from octavo.step import StepPlan, TokenLogprobs
+from octavo.step import RowBlocks, StepPlan, TokenLogprobs
 
 
 class DecodeBatch:
@@ -59,6 +59,20 @@ class DecodeBatch:
     def num_full(self) -> int:
         """How many need another block for their next token."""
         return sum([state.is_full for state in (*self.at_block_end, *self.apart)])
+
+    def take_blocks(self) -> tuple[RowBlocks, ...]:
+        """Gives one to each of `states` that needs it; so many must be free."""
+        return tuple(
+            [
+                RowBlocks(state.row, state.blocks.append(1))
+                for state in self.at_block_end
+                if state.is_full and state.row is not None
+            ]
+        )
+
+    def plan_with(self, new_blocks: tuple[RowBlocks, ...]) -> StepPlan:
+        """A step of `states` for some of whom there are new blocks."""
+        return StepPlan((), (), decoding=self.rows, new_blocks=new_blocks) if new_blocks else self.plan
 
     @property
     def num_context_tokens(self) -> int:

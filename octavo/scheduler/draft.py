@@ -48,7 +48,7 @@ class Draft:
 
     def __init__(self, batch: DecodeBatch, num_evicted_before: int = 0) -> None:
         self.batch = batch
-        self.new_blocks: list[RowBlocks] = []
+        self.new_blocks: tuple[RowBlocks, ...] = ()
         self.starts: list[RowStart] = []
         self.started: list[Started] = []
         self.steps: list[RowStep] = []
@@ -119,15 +119,8 @@ class Draft:
 
     @property
     def is_bare(self) -> bool:
-        """Whether the batch gets its tokens, and nothing else has happened."""
-        return not (
-            self.steps
-            or self.starts
-            or self.new_blocks
-            or self.num_preempted
-            or self.num_displaced
-            or self.num_evicted_blocks
-        )
+        """Whether the batch gets its tokens and blocks, and nothing else has happened."""
+        return not (self.steps or self.num_preempted or self.num_displaced or self.num_evicted_blocks)
 
     def plan(self, moves: BlockMoves) -> StepPlan:
         """The step as the backend is told of it."""
@@ -138,7 +131,7 @@ class Draft:
             moves.saves,
             moves.loads,
             self.batch.rows,
-            tuple(self.new_blocks),
+            self.new_blocks,
         )
 
     @property

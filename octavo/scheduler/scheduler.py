@@ -36,7 +36,7 @@ from octavo.scheduler.running import Running, least_wasteful
 from octavo.scheduler.service_order import ServiceOrder
 from octavo.scheduler.step_time import StepSize
 from octavo.scheduler.waiting import Waiting
-from octavo.step import RowBlocks, RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
+from octavo.step import RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogprobs
 
 DEFAULT_SCHEDULING = SchedulingConfig()
 
@@ -180,21 +180,20 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Decides the next step."""
-        return self._draft.batch.plan if self._goes_on else self._decide()
+        return self._go_on() or self._decide()
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the next step is the last one again: nobody came or went, and nobody needs a block."""
-        draft = self._draft
-        return (
-            draft.only_decodes
-            and self._running.only_decodes(draft.batch)
-            and not self._waiting.num_requests
-            and not (draft.batch.at_block_end and draft.batch.num_full)
-        )
+    def _go_on(self) -> StepPlan | None:
+        """The last step again, with blocks for those who have filled theirs; None if there is more to decide."""
+        batch = self._draft.batch
+        if not self._draft.only_decodes or not self._running.only_decodes(batch) or self._waiting.num_requests:
+            return None
+        num_full = batch.num_full if batch.at_block_end else 0
+        if num_full and not self._kv.has_free(num_full):
+            return None
+        return batch.plan_with(batch.take_blocks()) if num_full else batch.plan
 
     def _decide(self) -> StepPlan:
-        """A step that differs from the last."""
+        """Any step."""
         now = self._clock()
         if self._pace.learns:
             self._pace.begin(now)
@@ -336,10 +335,7 @@ class Scheduler:
         draft.num_decoding = len(batch)
         if self._pace.learns:
             draft.size = StepSize(len(batch.states), float(batch.num_context_tokens), len(batch.states))
-        for state in batch.at_block_end:
-            if state.is_full:
-                assert state.row is not None
-                draft.new_blocks.append(RowBlocks(state.row, state.blocks.append(1)))
+        draft.new_blocks = batch.take_blocks()
         for state in batch.apart:
             self._decode_apart(state, draft)
 
@@ -366,7 +362,7 @@ class Scheduler:
             draft.predicted_s = self._pace.predicted_s
         else:
             draft.only_decodes = draft.is_bare and not moves.any
-        return draft.batch.plan if draft.only_decodes else draft.plan(moves)
+        return draft.batch.plan_with(draft.new_blocks) if draft.only_decodes else draft.plan(moves)
 
     def _publish(self, state: RequestState) -> None:
         """What the request has completed can be shared from now on."""

@@ -171,7 +171,8 @@ class Rows:
             first, last = num_blocks[group], num_blocks[group] + len(new_block_ids)
             if last > max_blocks:
                 raise StepError(f"row {row} is given {last} blocks; it holds {max_blocks}")
-            self.block_tables[group, row, first:last] = new_block_ids
+            for place, block_id in enumerate(new_block_ids, first):
+                self.block_tables[group, row, place] = block_id
             num_blocks[group] = last
 
     def _gather_tokens(self, rows: IndexArray, starts: IndexArray, counts: IndexArray, arrays: StepArrays) -> int:
