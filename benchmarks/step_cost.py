@@ -39,7 +39,7 @@ PARTS = WHOLE | {
     "executor": (NativeExecutor, "execute"),
     "schedule": (Scheduler, "schedule"),
     "update": (Scheduler, "update"),
-    "output": (OutputProcessor, "append"),
+    "output": (OutputProcessor, "go_on"),
 }
 COLUMNS = ("schedule", "executor", "update", "output", "rest", "native")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from octavo.engine.stopping import StopStrings
 from octavo.request import CompletionOutput, FinishReason, OutputDelta, PlacedLogprobs, Request, RequestTimes
-from octavo.scheduler.request_state import NewToken, ending_token_ids
+from octavo.scheduler.outcome import NewToken
+from octavo.scheduler.request_state import ending_token_ids
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -21,8 +22,8 @@ class Answer:
         "_min_tokens",
         "_num_characters",
         "_num_prompt_tokens",
+        "_reports_logprobs",
         "_request",
-        "_request_id",
         "_stops",
         "_unstopped",
         "first_scheduled",
@@ -32,13 +33,14 @@ class Answer:
         "num_cached_tokens",
         "num_choices",
         "num_output_tokens",
+        "request_id",
     )
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
         assert sampling.max_tokens is not None
         self._request = request
-        self._request_id = request.request_id
+        self.request_id = request.request_id
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._detokenizer = tokenizer.detokenizer(sampling.skip_special_tokens)
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
@@ -49,22 +51,23 @@ class Answer:
         self.num_choices = sampling.num_samples if sampling.use_beam_search else request.num_choices
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
-        self._num_characters = 0
+        self._reports_logprobs = sampling.logprobs is not None
+        self._num_characters = 0  # of the text so far, where log probabilities are told with their place in it
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
 
-    def append(self, token: NewToken, now: float) -> OutputDelta:
-        """Takes in a sampled token; the delta has the text that is certain by now."""
-        if token.logprobs is None and not token.prompt_logprobs:
-            return self._append(token, now)
+    def append_token(self, token: NewToken, now: float) -> OutputDelta:
+        """Takes in a token with what there is to say about it."""
         text_offset = self._num_characters
-        delta = self._append(token, now)
+        delta = self.append(token.token_id, now, last=token.last)
+        if token.logprobs is None and not token.prompt_logprobs:
+            return delta
         logprobs = () if token.logprobs is None else (PlacedLogprobs(token.logprobs, text_offset),)
         return delta._replace(logprobs=logprobs, prompt_logprobs=token.prompt_logprobs)
 
-    def _append(self, token: NewToken, now: float) -> OutputDelta:
-        token_id = token.token_id
+    def append(self, token_id: int, now: float, *, last: bool = False) -> OutputDelta:
+        """Takes in a token, of a complete answer the `last`; the delta has the text that is certain by now."""
         self.num_output_tokens = num_tokens = self.num_output_tokens + 1
         if self.first_token is None:
             self.first_token = now
@@ -72,17 +75,18 @@ class Answer:
         if token_id in self._ending_token_ids and num_tokens > self._min_tokens:
             return self._stop_at(token_id)
         text = self._detokenizer.append(token_id)
-        self._num_characters += len(text)
+        if self._reports_logprobs:
+            self._num_characters += len(text)
         if self._stops is not None:
             text, stop = self._release(text)
             if stop is not None:
                 return self.delta(text, (token_id,), "stop", stop)
-        if token.last:
+        if last:
             return self._end(text, token_id, "stop", None)
         if num_tokens >= self.max_tokens:
             return self._end(text, token_id, "length", None)
         return OutputDelta(
-            self._request_id, text, (token_id,), None, None, self._num_prompt_tokens, self.num_cached_tokens, num_tokens
+            self.request_id, text, (token_id,), None, None, self._num_prompt_tokens, self.num_cached_tokens, num_tokens
         )
 
     def close(self, finish_reason: FinishReason, error: Exception | None = None) -> OutputDelta:
@@ -100,7 +104,7 @@ class Answer:
         completions: tuple[CompletionOutput, ...] = (),
     ) -> OutputDelta:
         return OutputDelta(
-            self._request_id,
+            self.request_id,
             text,
             token_ids,
             finish_reason,

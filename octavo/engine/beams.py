@@ -22,8 +22,8 @@ from octavo.engine.beam_search import BeamSearch, Hypothesis
 from octavo.errors import EngineError
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.outcome import Started
-from octavo.scheduler.request_state import NewToken, ending_token_ids
+from octavo.scheduler.outcome import NewToken, Started
+from octavo.scheduler.request_state import ending_token_ids
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step import TokenLogprobs
 

@@ -14,7 +14,7 @@ from octavo.constraint import Constraint
 from octavo.errors import RequestError
 from octavo.grammar.masks import MaskComputer
 from octavo.request import Request
-from octavo.scheduler.request_state import NewToken
+from octavo.scheduler.outcome import NewToken
 from octavo.step import StepPlan
 
 

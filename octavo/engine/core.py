@@ -16,8 +16,7 @@ from octavo.grammar.masks import MaskComputer
 from octavo.kvcache.kv_cache import KvCache
 from octavo.metrics.stats import RequestStats, StatsListener, StepStats
 from octavo.request import FinishReason, OutputDelta, Request, RequestTimes
-from octavo.scheduler.outcome import StepCounts
-from octavo.scheduler.request_state import NewToken
+from octavo.scheduler.outcome import NewToken, StepCounts
 from octavo.scheduler.scheduler import DEFAULT_SCHEDULING, Scheduler
 from octavo.step import StepOutput, StepPlan
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -159,26 +158,27 @@ class EngineCore:
                 plan = self._constraints.masked(plan, self._scheduler.step_request_ids)
             output = self._executor.execute(plan)
             tokens = self._scheduler.update(output)
-            sampled, searching = self._beams.sort_out(tokens)
+            sampled, searching = self._beams.sort_out(tokens.others)
         except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine goes on without its requests
             return self._fail_step(plan, error)
         self._num_failed_steps = 0
         now = time.monotonic()
         if self._listeners:
-            self._report_gaps(sampled, now)
-        append = self._append_constrained if self._constraints.num_open else self._outputs.append
-        deltas = append(sampled, now)
+            self._report_gaps([*tokens.request_ids, *[token.request_id for token in sampled]], now)
+        deltas = self._outputs.go_on(tokens.request_ids, tokens.token_ids, now)
+        if sampled:
+            deltas += self._append(sampled, now)
         for group in searching:
             deltas += self._search(group, now)
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._retire(delta)
         if self._listeners:
-            num_tokens = sum([len(delta.token_ids) for delta in deltas]) + len(tokens) - len(sampled)
+            num_tokens = sum([len(delta.token_ids) for delta in deltas]) + len(tokens.others) - len(sampled)
             self._report_step(self._scheduler.step_counts, num_tokens, now - started)
         return deltas
 
-    def _append_constrained(self, sampled: list[NewToken], now: float) -> list[OutputDelta]:
+    def _append(self, sampled: list[NewToken], now: float) -> list[OutputDelta]:
         """Answers get what was sampled and what follows without a choice; requests that go on learn of the latter."""
         advance = self._constraints.advance(sampled)
         deltas = self._outputs.append(advance.tokens, now)
@@ -292,8 +292,8 @@ class EngineCore:
 
     # ---- reports
 
-    def _report_gaps(self, tokens: Sequence[NewToken], now: float) -> None:
-        gaps = self._outputs.token_gaps(tokens, now)
+    def _report_gaps(self, request_ids: Sequence[str], now: float) -> None:
+        gaps = self._outputs.token_gaps(request_ids, now)
 
         def tell_gaps(listener: StatsListener) -> None:
             for seconds, count in gaps.items():

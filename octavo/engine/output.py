@@ -10,8 +10,7 @@ from octavo.engine.answer import Answer
 from octavo.engine.beam_search import Hypothesis
 from octavo.errors import OctavoError, StepError
 from octavo.request import CompletionOutput, FinishReason, OutputDelta, Request
-from octavo.scheduler.outcome import Started
-from octavo.scheduler.request_state import NewToken
+from octavo.scheduler.outcome import NewToken, Started
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -23,6 +22,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._answers: dict[str, Answer] = {}
+        self._going_on: tuple[Sequence[str], list[Answer]] = ((), [])
 
     def prepare(self, request: Request) -> Answer:
         """An answer to open once the request has been accepted."""
@@ -44,9 +44,9 @@ class OutputProcessor:
             answer.first_scheduled = now
             answer.num_cached_tokens = start.num_cached_tokens
 
-    def token_gaps(self, tokens: Sequence[NewToken], now: float) -> Counter[float]:
-        """Seconds since the token before, and how many of the requests of `tokens` waited that long."""
-        previous = Counter(self._answers[token.request_id].last_token for token in tokens)
+    def token_gaps(self, request_ids: Sequence[str], now: float) -> Counter[float]:
+        """Seconds since the token before, and how many of these requests waited that long."""
+        previous = Counter([self._answers[request_id].last_token for request_id in request_ids])
         return Counter({now - last: count for last, count in previous.items() if last is not None})
 
     def append(self, tokens: Sequence[NewToken], now: float) -> list[OutputDelta]:
@@ -61,18 +61,32 @@ class OutputProcessor:
             if request_id in ended:
                 continue
             try:
-                delta = self._answers[request_id].append(token, now)
+                delta = self._answers[request_id].append_token(token, now)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request alone
-                delta = self._failed(token, error)
+                delta = self._failed(self._answers[request_id], token.token_id, error)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 ended.add(request_id)
         return deltas
 
-    def _failed(self, token: NewToken, error: Exception) -> OutputDelta:
-        logger.exception("request %s: token %d could not be turned into text", token.request_id, token.token_id)
-        answer = self._answers[token.request_id]
-        return answer.delta("", (token.token_id,), "error", error=_as_octavo_error(error))
+    def go_on(self, request_ids: Sequence[str], token_ids: Sequence[int], now: float) -> list[OutputDelta]:
+        """One delta for each request, which has got a token of which there is nothing else to say.
+
+        The answers to one and the same object of ids are looked up once.
+        """
+        if request_ids is not self._going_on[0]:
+            self._going_on = request_ids, [self._answers[request_id] for request_id in request_ids]
+        deltas: list[OutputDelta] = []
+        for answer, token_id in zip(self._going_on[1], token_ids, strict=True):
+            try:
+                deltas.append(answer.append(token_id, now))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request alone
+                deltas.append(self._failed(answer, token_id, error))
+        return deltas
+
+    def _failed(self, answer: Answer, token_id: int, error: Exception) -> OutputDelta:
+        logger.exception("request %s: token %d could not be turned into text", answer.request_id, token_id)
+        return answer.delta("", (token_id,), "error", error=_as_octavo_error(error))
 
     def complete(self, request: Request, hypotheses: Sequence[Hypothesis], now: float) -> OutputDelta:
         """The last delta of a request under beam search: its texts, of which there is at least one."""
@@ -85,7 +99,7 @@ class OutputProcessor:
     def _completion(self, request: Request, index: int, hypothesis: Hypothesis) -> CompletionOutput:
         """The text of a hypothesis is what its tokens would give one after the other."""
         answer = Answer(request, self._tokenizer)
-        deltas = [answer.append(NewToken(request.request_id, token_id), 0.0) for token_id in hypothesis.token_ids]
+        deltas = [answer.append(token_id, 0.0) for token_id in hypothesis.token_ids]
         last = deltas[-1]
         assert last.finish_reason is not None
         text = "".join([delta.text for delta in deltas])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import EngineError
 from octavo.scheduler.accounts import OUTPUT_TOKEN_COST
-from octavo.scheduler.request_state import NewToken, RequestState
-from octavo.step import RowBlocks, StepPlan, TokenLogprobs
+from octavo.scheduler.request_state import RequestState
+from octavo.step import RowBlocks, StepPlan
 
 
 class DecodeBatch:
@@ -56,19 +55,14 @@ class DecodeBatch:
         return len(self.states) + len(self.apart)
 
     @property
-    def num_full(self) -> int:
-        """How many need another block for their next token."""
-        return sum([state.is_full for state in (*self.at_block_end, *self.apart)])
+    def full(self) -> list[RequestState]:
+        """Those of `states` whose next token needs another block."""
+        return [state for state in self.at_block_end if state.is_full]
 
-    def take_blocks(self) -> tuple[RowBlocks, ...]:
-        """Gives one to each of `states` that needs it; so many must be free."""
-        return tuple(
-            [
-                RowBlocks(state.row, state.blocks.append(1))
-                for state in self.at_block_end
-                if state.is_full and state.row is not None
-            ]
-        )
+    @property
+    def num_missing_blocks(self) -> int:
+        """How many blocks the next tokens of all need."""
+        return len(self.full) + sum([state.is_full for state in self.apart])
 
     def plan_with(self, new_blocks: tuple[RowBlocks, ...]) -> StepPlan:
         """A step of `states` for some of whom there are new blocks."""
@@ -79,7 +73,7 @@ class DecodeBatch:
         """How many tokens of theirs have been computed."""
         return sum([state.num_computed_tokens for state in (*self.states, *self.apart)])
 
-    def append_sampled(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> list[NewToken]:
+    def append_sampled(self, token_ids: Sequence[int]) -> None:
         """A step has been made: each of `states` takes in the token that was sampled for it."""
         for append, token_id in zip(self._appends, token_ids, strict=True):
             append(token_id)
@@ -87,9 +81,6 @@ class DecodeBatch:
             account.charge(cost)
         self._num_steps += 1
         self.at_block_end = self._by_free_slots[self._num_steps % BLOCK_TOKENS]
-        if not logprobs:
-            return list(map(NewToken, self.request_ids, token_ids))
-        return list(map(NewToken, self.request_ids, token_ids, repeat(False), logprobs))
 
     def check_integrity(self) -> None:
         """Raises `EngineError` unless all have one token to compute, `states` in their rows, and at the right slot."""
@@ -99,3 +90,8 @@ class DecodeBatch:
             raise EngineError("a request that decodes has another row, or something to tell it")
         if self.at_block_end != [s for s in self.states if s.num_computed_tokens % BLOCK_TOKENS == 0]:
             raise EngineError("a request that decodes is at another slot of its block than was counted")
+
+
+def take_blocks(full: Iterable[RequestState]) -> tuple[RowBlocks, ...]:
+    """Gives a block to each of these requests in a batch; so many must be free."""
+    return tuple([RowBlocks(state.row, state.blocks.append(1)) for state in full if state.row is not None])

@@ -110,12 +110,13 @@ class Draft:
         """The requests that compute something, in batch order."""
         return [*self.batch.request_ids, *[state.request_id for state in self.states]]
 
-    def list_batch(self) -> None:
-        """Tells of each request of the batch by itself, as it is no longer one."""
+    def list_batch(self) -> DecodeBatch:
+        """Tells of each request of the batch by itself, as it is no longer one; gives the batch that is left."""
         batch, self.batch = self.batch, DecodeBatch(())
         decoding = zip(batch.states, batch.rows, strict=True)
         self.steps = [*(RowStep(row, state.num_computed_tokens, 1, (), True) for state, row in decoding), *self.steps]
         self.states = [*batch.states, *self.states]
+        return self.batch
 
     @property
     def is_bare(self) -> bool:

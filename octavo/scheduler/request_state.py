@@ -5,31 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
 from octavo.request import Request
 from octavo.scheduler.accounts import Account
+from octavo.scheduler.outcome import NewToken
 from octavo.step import RowStart, TokenLogprobs
 
 Rank = tuple[int, int, int]
 """Due time in tenths of a second, cached tokens negated, number of arrival: less goes first, and no two are equal."""
 
 NO_RANK: Rank = (0, 0, 0)
-
-
-class NewToken(NamedTuple):
-    """A token that a request got in a step. After the `last` one its answer is complete.
-
-    Log probabilities are there if asked for, those of the prompt with the first token.
-    """
-
-    request_id: str
-    token_id: int
-    last: bool = False
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Line(Protocol):
@@ -176,7 +164,7 @@ class RequestState:
     @property
     def is_full(self) -> bool:
         """Whether the next token to compute needs another block."""
-        return self.num_computed_tokens == self.blocks.num_slots
+        return len(self.token_ids) - self.num_uncomputed_tokens == self.blocks.num_slots
 
     @property
     def is_plain(self) -> bool:

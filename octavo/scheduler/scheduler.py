@@ -25,13 +25,13 @@ from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request
 from octavo.scheduler.accounts import OUTPUT_TOKEN_COST
 from octavo.scheduler.admission import Admission
-from octavo.scheduler.decode_batch import DecodeBatch
+from octavo.scheduler.decode_batch import DecodeBatch, take_blocks
 from octavo.scheduler.draft import Draft
-from octavo.scheduler.outcome import Started, StepCounts
+from octavo.scheduler.outcome import NewToken, NewTokens, Started, StepCounts
 from octavo.scheduler.pace import Pace
 from octavo.scheduler.policies.registry import POLICIES
 from octavo.scheduler.prefill import Prefill
-from octavo.scheduler.request_state import NewToken, RequestState
+from octavo.scheduler.request_state import RequestState
 from octavo.scheduler.running import Running, least_wasteful
 from octavo.scheduler.service_order import ServiceOrder
 from octavo.scheduler.step_time import StepSize
@@ -187,10 +187,10 @@ class Scheduler:
         batch = self._draft.batch
         if not self._draft.only_decodes or not self._running.only_decodes(batch) or self._waiting.num_requests:
             return None
-        num_full = batch.num_full if batch.at_block_end else 0
-        if num_full and not self._kv.has_free(num_full):
-            return None
-        return batch.plan_with(batch.take_blocks()) if num_full else batch.plan
+        full = batch.full
+        if not full:
+            return batch.plan
+        return batch.plan_with(take_blocks(full)) if self._kv.has_free(len(full)) else None
 
     def _decide(self) -> StepPlan:
         """Any step."""
@@ -209,38 +209,38 @@ class Scheduler:
                 self._break_deadlock(draft, now)
         return self._finish(draft)
 
-    def update(self, output: StepOutput) -> list[NewToken]:
-        """Takes in what the step computed; returns the new tokens of the requests that are still here, in plan order.
+    def update(self, output: StepOutput) -> NewTokens:
+        """Takes in what the step computed; returns the new tokens of the requests that are still here.
 
         Raises `EngineError` if the output does not answer the plan.
         """
-        draft = self._draft
+        draft, batch = self._draft, self._draft.batch
         if len(output.token_ids) != draft.num_sampling:
             raise EngineError(f"the backend sampled {len(output.token_ids)} tokens instead of {draft.num_sampling}")
         if not draft.only_decodes:
             self._kv.finish_moves(output.saved)
-        if not self._running.still_decodes(draft.batch):
-            draft.list_batch()
-        num_decoding = len(draft.batch.states)
-        new_tokens = self._take_in_decoded(draft.batch, output.token_ids[:num_decoding], output.logprobs[:num_decoding])
-        if draft.steps:
-            sampled = zip(output.token_ids[num_decoding:], output.logprobs[num_decoding:] or repeat(None), strict=False)
-            new_tokens += self._take_in(draft, sampled, iter(output.scored))
-        return new_tokens
+        if not self._running.still_decodes(batch):
+            batch = draft.list_batch()
+        num_decoding = len(batch.states)
+        token_ids, logprobs = output.token_ids[:num_decoding], output.logprobs[:num_decoding]
+        self._take_in_decoded(batch, token_ids)
+        others = self._take_in_steps(draft, output) if draft.steps else []
+        if not logprobs:
+            return NewTokens(batch.request_ids, token_ids, others)
+        reported = map(NewToken, batch.request_ids, token_ids, repeat(False), logprobs)
+        return NewTokens((), (), [*reported, *others])
 
-    def _take_in_decoded(
-        self, batch: DecodeBatch, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
-    ) -> list[NewToken]:
+    def _take_in_decoded(self, batch: DecodeBatch, token_ids: Sequence[int]) -> None:
         """What was sampled for the requests of a batch, all of which are still here."""
-        new_tokens = batch.append_sampled(token_ids, logprobs)
+        batch.append_sampled(token_ids)
         for state in batch.at_block_end:
             self._publish(state)
-        return new_tokens
 
-    def _take_in(
-        self, draft: Draft, sampled: Iterator[tuple[int, TokenLogprobs | None]], scored: Iterator[ScoredTokens]
-    ) -> list[NewToken]:
+    def _take_in_steps(self, draft: Draft, output: StepOutput) -> list[NewToken]:
         """What the draft's `steps` have computed."""
+        num_decoding = len(draft.batch.states)
+        sampled = zip(output.token_ids[num_decoding:], output.logprobs[num_decoding:] or repeat(None), strict=False)
+        scored = iter(output.scored)
         new_tokens: list[NewToken] = []
         for state, step in zip(draft.states, draft.steps, strict=True):
             token_id, logprobs = next(sampled) if step.samples else (None, None)
@@ -286,7 +286,7 @@ class Scheduler:
     def _make_room_for_decoding(self, draft: Draft) -> None:
         """Preempts until there is a block for each request that decodes and has filled its last one."""
         running = self._running
-        while not self._has_room(running.batch.num_full):
+        while not self._has_room(running.batch.num_missing_blocks):
             victim = least_wasteful(running)
             assert victim is not None  # whoever decodes has got a token since it entered
             self._preempt(victim)
@@ -335,7 +335,7 @@ class Scheduler:
         draft.num_decoding = len(batch)
         if self._pace.learns:
             draft.size = StepSize(len(batch.states), float(batch.num_context_tokens), len(batch.states))
-        draft.new_blocks = batch.take_blocks()
+        draft.new_blocks = take_blocks(batch.full)
         for state in batch.apart:
             self._decode_apart(state, draft)
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.engine.output import OutputProcessor
-from octavo.scheduler.request_state import NewToken
+from octavo.scheduler.outcome import NewToken
 from tests.cases.models import QUESTION, ask
 from tests.server.live import Server
 

@@ -28,13 +28,13 @@ class Rows:
 
     def __init__(self, max_num_seqs: int, max_model_len: int, num_groups: int, vocab_size: int) -> None:
         self.max_num_seqs = max_num_seqs
-        max_blocks = -(-max_model_len // BLOCK_TOKENS)
+        self._max_blocks = -(-max_model_len // BLOCK_TOKENS)
         self._token_ids: Int32Array = np.zeros(
             (max_num_seqs, max_model_len + 1), np.int32
         )  # the last is never computed
         self._num_tokens: IndexArray = np.zeros(max_num_seqs, np.int64)
         self._appends_sampled: npt.NDArray[np.bool_] = np.ones(max_num_seqs, np.bool_)
-        self.block_tables: Int32Array = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self.block_tables: Int32Array = np.zeros((num_groups, max_num_seqs, self._max_blocks), np.int32)
         self._num_blocks = [[0] * num_groups for _ in range(max_num_seqs)]
         self._sampling = SamplingRows(self._token_ids, vocab_size)
         self._decoding: Decoding | None = None
@@ -163,14 +163,13 @@ class Rows:
                 self._append_blocks(step.row, step.new_block_ids)
 
     def _append_blocks(self, row: int, block_ids: tuple[tuple[int, ...], ...]) -> None:
-        num_groups, _, max_blocks = self.block_tables.shape
-        if len(block_ids) != num_groups:
-            raise StepError(f"row {row} is given blocks of {len(block_ids)} layer groups; there are {num_groups}")
         num_blocks = self._num_blocks[row]
+        if len(block_ids) != len(num_blocks):
+            raise StepError(f"row {row} is given blocks of {len(block_ids)} layer groups; there are {len(num_blocks)}")
         for group, new_block_ids in enumerate(block_ids):
             first, last = num_blocks[group], num_blocks[group] + len(new_block_ids)
-            if last > max_blocks:
-                raise StepError(f"row {row} is given {last} blocks; it holds {max_blocks}")
+            if last > self._max_blocks:
+                raise StepError(f"row {row} is given {last} blocks; it holds {self._max_blocks}")
             for place, block_id in enumerate(new_block_ids, first):
                 self.block_tables[group, row, place] = block_id
             num_blocks[group] = last
