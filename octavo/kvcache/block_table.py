@@ -13,6 +13,9 @@ from octavo.kvcache.window_group import WindowBlocks, WindowGroup
 
 NEVER = sys.maxsize
 
+PUBLISHED_TOKENS = 4 * BLOCK_TOKENS
+"""While nobody looks for a prefix, what a request computes becomes known so many tokens at a time."""
+
 
 def blocks_for(num_tokens: int) -> int:
     """The number of blocks that `num_tokens` tokens occupy."""
@@ -26,7 +29,7 @@ class BlockTable:
 
     Beside the blocks it remembers the request's place in the prefix tree, for `KvCache`: `node` is as deep as the
     request's tokens are known there; `tail` stands for its last, partial block; `promised` is the deepest node that it
-    will compute. From `publish_at` computed tokens on a block has filled since `KvCache.publish`. `is_waiting`: the
+    will compute. At `publish_at` computed tokens `KvCache.publish` has something to do. `is_waiting`: the
     request holds nothing yet and wants the prefix that ends in `node`. A table that `shares` nothing has no such place.
     """
 
@@ -114,9 +117,10 @@ class BlockTable:
             group.give_back(blocks, num_computed_tokens)
 
     def expect_block(self, num_computed_tokens: int) -> None:
-        """`publish_at` is where the next block will have filled, if there is anything to do then."""
+        """`publish_at` is where blocks will have filled that are to become known, or that no window reaches."""
         if self.shares or self._groups:
-            self.publish_at = (num_computed_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
+            num_tokens = BLOCK_TOKENS if self._groups else PUBLISHED_TOKENS
+            self.publish_at = (num_computed_tokens // num_tokens + 1) * num_tokens
 
     def release(self) -> None:
         """Gives every block back, the last one first, so that the free list hands them out again in order."""

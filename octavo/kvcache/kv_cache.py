@@ -151,16 +151,11 @@ class KvCache:
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Makes known the blocks that have filled, and lets go of those that no window reaches any more.
 
-        To be called when `num_computed_tokens` has reached `table.publish_at`.
+        To be called when `num_computed_tokens` has reached `table.publish_at`, and before anybody looks for a prefix.
         """
-        self._forget_tail(table)
-        node = table.node
-        if table.shares and not node.removed:  # another's, with the same tokens, may have been evicted
-            end = num_computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-            tokens = token_ids[table.num_known_tokens : end].tobytes()
-            for place in range(0, len(tokens), BLOCK_BYTES):
-                node = self._prefixes.know(node, tokens[place : place + BLOCK_BYTES], table.held_at(node.depth))
-            table.node = node
+        if num_computed_tokens - table.num_known_tokens >= BLOCK_TOKENS:
+            self._forget_tail(table)
+            self._know_full_blocks(table, token_ids, num_computed_tokens)
         table.give_back(num_computed_tokens)
         table.expect_block(num_computed_tokens)
 
@@ -178,6 +173,7 @@ class KvCache:
         """Takes every block away. What was computed in them stays known, until it is evicted."""
         if not table.block_ids:
             return
+        self.publish(table, token_ids, num_computed_tokens)
         if table.promised is not None:
             self._prefixes.withdraw(table.promised)
         self.publish_tail(table, token_ids, num_computed_tokens)
@@ -195,11 +191,12 @@ class KvCache:
         self._wanted.give_up(table)
         self._prefixes.close(table.root)
 
-    def fork(self, table: BlockTable, num_computed_tokens: int) -> BlockTable:
+    def fork(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> BlockTable:
         """Another table for the same tokens: full blocks are shared, the partial one is copied before the next step.
 
         Needs one free block if there is a partial one.
         """
+        self.publish(table, token_ids, num_computed_tokens)
         num_full, num_partial_tokens = divmod(num_computed_tokens, BLOCK_TOKENS)
         twin = self._open(table.root.key)
         table.share_with(twin, num_full)
@@ -273,6 +270,16 @@ class KvCache:
         match.count_use()
         table.node = match.node
         table.promised = self._prefixes.promise(match.node, token_ids[table.num_known_tokens :].tobytes())
+
+    def _know_full_blocks(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
+        node = table.node
+        if not table.shares or node.removed:  # another's, with the same tokens, may have been evicted
+            return
+        end = num_computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        tokens = token_ids[table.num_known_tokens : end].tobytes()
+        for place in range(0, len(tokens), BLOCK_BYTES):
+            node = self._prefixes.know(node, tokens[place : place + BLOCK_BYTES], table.held_at(node.depth))
+        table.node = node
 
     def _forget_tail(self, table: BlockTable) -> None:
         if table.tail is not None and not table.tail.removed:

@@ -138,7 +138,7 @@ class Scheduler:
         rank = self._order.rank_beside(parent)
         has_row = parent.row is not None and self._running.has_free_row
         if has_row and len(self._running) < self._max_num_batched_tokens and self._has_room(1):
-            blocks = self._kv.fork(parent.blocks, parent.num_computed_tokens)
+            blocks = self._kv.fork(parent.blocks, parent.token_ids, parent.num_computed_tokens)
             state = parent.fork(request_id, blocks, account, rank)
             state.take_row_of_fork(self._running.enter_fork(state), parent.num_computed_tokens)
         else:
@@ -367,9 +367,10 @@ class Scheduler:
     def _publish(self, state: RequestState) -> None:
         """What the request has completed can be shared from now on."""
         num_computed_tokens = state.num_computed_tokens
-        if num_computed_tokens >= state.blocks.publish_at:
+        is_start = num_computed_tokens == state.num_start_tokens
+        if is_start or num_computed_tokens >= state.blocks.publish_at or self._waiting.num_requests:
             self._kv.publish(state.blocks, state.token_ids, num_computed_tokens)
-        if num_computed_tokens == state.num_start_tokens:
+        if is_start:
             self._kv.publish_tail(state.blocks, state.token_ids, num_computed_tokens)
 
     def _preempt(self, state: RequestState) -> None:
@@ -393,6 +394,9 @@ class Scheduler:
 
     def _look_up(self, state: RequestState) -> None:
         """What the KV cache knows of a request that waits; from now on this is not evicted for others who wait."""
+        if not self._waiting.num_requests:  # else it is told of every block at once
+            for running in self._running:
+                self._kv.publish(running.blocks, running.token_ids, running.num_computed_tokens)
         state.num_entry_tokens = self._kv.match(state.blocks, state.token_ids, state.max_skipped_tokens).num_tokens
 
     def check_integrity(self) -> None:

@@ -111,7 +111,8 @@ class Schedule:
     def fork(self) -> None:
         if self.running and len(self.running) < 6 and self.kv.make_room(1):
             parent = self.rng.choice(self.running)
-            twin = Sequence(parent.key, parent.token_ids.tolist(), self.kv.fork(parent.table, parent.num_computed))
+            table = self.kv.fork(parent.table, parent.token_ids, parent.num_computed)
+            twin = Sequence(parent.key, parent.token_ids.tolist(), table)
             twin.num_computed = parent.num_computed
             if twin.num_computed == len(twin.token_ids):
                 twin.token_ids.append(self.rng.choice((1, 2, 3)))

@@ -86,6 +86,26 @@ def test_equal_prompts_in_one_batch_compute_their_prefix_once() -> None:
     assert num_computed(harness.executor.plans) == 150 + 7 * 1 + 8 * 2
 
 
+@pytest.mark.parametrize("num_tokens", [20, 35, 70, 150])
+def test_what_a_running_request_has_said_is_shared_whenever_somebody_comes(num_tokens: int) -> None:
+    """Also if others, who came before, look for nothing of it; to the last full block that has been computed."""
+    harness = Harness(100, 4, 512)
+    harness.add(make_request("says", tokens((5, 9)), 200, min_tokens=200))
+    for number in range(2):
+        while len(harness.outputs["says"]) < num_tokens:
+            harness.step()
+        harness.add(make_request(f"other {number}", [7 + number], 1))
+        said = [*tokens((5, 9)), *harness.outputs["says"]]
+        harness.add(make_request(f"same {number}", [*said, 3], 1))
+        harness.step()
+        (started,) = [each for each in harness.scheduler.started if each.request_id == f"same {number}"]
+        num_computed = len(said) - 1
+        assert started.num_cached_tokens >= num_computed // BLOCK_TOKENS * BLOCK_TOKENS
+        num_tokens += 17
+    harness.run_to_the_end()
+    harness.check_outputs()
+
+
 def test_one_that_waits_for_a_prefix_lets_others_pass() -> None:
     harness = Harness(40, 4, 64)
     for request_id, prompt in (("first", tokens((5, 40))), ("same", tokens((5, 40))), ("other", tokens((6, 10)))):
@@ -168,7 +188,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
     table = kv.open(PrefixKey())
     assert kv.enter(table, token_ids, kv.match(table, token_ids, 39), num_tokens=40)
     kv.publish(table, token_ids, 40)
-    twin = kv.fork(table, 40)
+    twin = kv.fork(table, token_ids, 40)
     assert twin.block_ids[:2] == table.block_ids[:2] and twin.block_ids[2] != table.block_ids[2]
     (copy,) = kv.start_moves().copies
     assert (copy.source, copy.destination) == (table.block_ids[2], twin.block_ids[2])
