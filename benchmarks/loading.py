@@ -96,10 +96,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     loading = measure(engine(args) if args.engine else weights(args))
-    print(loading)
+    from benchmarks.machine import state_now  # only now: what it takes is no memory of loading
+
+    state = state_now()
+    print(f"{loading}; {state}")
     if args.json is not None:
         ratios = {"peak_ratio": loading.peak_ratio, "growth_ratio": loading.growth_ratio}
-        args.json.write_text(json.dumps(asdict(loading) | ratios, indent=2) + "\n")
+        args.json.write_text(json.dumps(asdict(loading) | ratios | asdict(state), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from octavo.backends.native.library import Context, Peak
+from octavo.engine.machine import read_machine
 
 SETTLED_BARRIER_NS = 2000.0  # threads that share a processor wait for each other 50 us
 MOST_WAITS = 100
@@ -59,6 +60,14 @@ class Ceilings:
 def measure_state(context: Context) -> State:
     settle(context)
     return State(_barrier_ns(context), max(context.read_gbps(READ_BYTES) for _ in range(3)))
+
+
+def state_now() -> State:
+    """With a team of all cores, which is gone again afterwards."""
+    context = Context(None, read_machine().num_cores)
+    state = measure_state(context)
+    context.close()
+    return state
 
 
 def measure_ceilings(context: Context, repeats: int = 5) -> Ceilings:

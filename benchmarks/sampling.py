@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks.machine import state_now
 from octavo.backends.native.executor import NativeExecutor
 from octavo.sampling_params import SamplingParams
 from octavo.step import RowStart, RowStep, StepPlan
@@ -53,7 +54,7 @@ def main() -> None:
         [args.rows * BLOCKS_A_ROW] * len(executor.kv_groups), args.rows, args.rows * PROMPT_TOKENS, 16 * BLOCKS_A_ROW
     )
     times = measure(executor, text, args.rows, args.rounds)
-    print(f"{args.rows} rows of one token, {executor.threads} threads, {executor.isa}")
+    print(f"{args.rows} rows of one token, {executor.threads} threads, {executor.isa}; {state_now()}")
     for way, milliseconds in times.items():
         print(f"  {way:<34} {milliseconds:7.2f} ms   {milliseconds - times['greedy']:+6.2f}")
 

@@ -13,10 +13,8 @@ import random
 import time
 from statistics import median
 
-from benchmarks.machine import measure_state
-from octavo.backends.native.library import Context
+from benchmarks.machine import state_now
 from octavo.config import SchedulingConfig, SchedulingPolicy
-from octavo.engine.machine import read_machine
 from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request, Tenant
 from octavo.sampling_params import SamplingParams
@@ -36,9 +34,7 @@ def main() -> None:
     if args.profile:
         profile()
         return
-    context = Context(None, read_machine().num_cores)
-    print(measure_state(context))
-    context.close()
+    print(state_now())
     print("| policy | running | waiting | tenants | us a step | bar |")
     print("|---|---|---|---|---|---|")
     for policy in POLICIES:

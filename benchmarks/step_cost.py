@@ -18,13 +18,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Self
 
-from benchmarks.machine import measure_state
+from benchmarks.machine import state_now
 from octavo.backends.native.executor import NativeExecutor
-from octavo.backends.native.library import Context, Program
+from octavo.backends.native.library import Program
 from octavo.config import BLOCK_TOKENS, EngineArgs
 from octavo.engine.build import build_engine
 from octavo.engine.core import EngineCore
-from octavo.engine.machine import read_machine
 from octavo.engine.output import OutputProcessor
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -80,9 +79,7 @@ def main() -> None:
     parser.add_argument("model", help="a model that is small, so that the engine's own cost shows")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
-    context = Context(None, read_machine().num_cores)
-    print(measure_state(context))
-    context.close()
+    print(state_now())
     engine = build_engine(EngineArgs(model=args.model, max_model_len=512, max_num_seqs=max(NUM_RUNNING)))
     detokenizer = engine.tokenizer.detokenizer()
     for token_id in range(engine.tokenizer.vocab_size):

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import state_now
 from octavo import LLM, SamplingParams
 
 FLAGS = ["--no-enable-prefix-caching"]
@@ -32,12 +33,13 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2, help="how often each request is sent")
     args = parser.parse_args()
     requests = [json.loads(line) for line in args.workload.read_text().splitlines()] * args.times
+    state = state_now()
     offline = offline_rate(args.model, requests)
     with server(args.model) as port:
         asyncio.run(stream_all(port, requests[:8]))
         served = served_rate(port, requests)
         lag = loop_lag_p99(port)
-    print(f"{len(requests)} requests")
+    print(f"{len(requests)} requests; {state}")
     print(f"  offline   {offline:8.1f} output tokens/s")
     print(f"  streamed  {served:8.1f} output tokens/s   {served / offline:.1%} of it")
     print(f"  event loop lag, P99: at most {1000 * lag:g} ms")

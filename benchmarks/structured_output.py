@@ -12,8 +12,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from benchmarks.machine import state_now
 from octavo import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.grammar.definition import form_of
 from tests.schema_generator import realistic_schemas, validator_of
@@ -72,7 +73,8 @@ def measure_cost(llm: LLM) -> None:
     for _ in range(3):
         for name, samplings in cases.items():
             best[name] = max(best[name], run(llm, samplings)[1])
-    print(json.dumps({"tokens": sum(lengths), "tokens_per_s": {name: round(rate) for name, rate in best.items()}}))
+    rates = {name: round(rate) for name, rate in best.items()}
+    print(json.dumps({"tokens": sum(lengths), "tokens_per_s": rates, **asdict(state_now())}))
 
 
 def print_compile_times(llm: LLM) -> None:
