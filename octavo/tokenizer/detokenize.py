@@ -23,9 +23,12 @@ class Detokenizer:
 
     def append(self, token_id: int) -> str:
         """The text that has become certain. Raises `InvalidValueError` for an id outside the vocabulary."""
-        text = self._texts[token_id]
-        if self._held or text is None:
-            text = self._extend(text, token_id)
+        try:
+            text = self._texts[token_id]
+        except (IndexError, TypeError):
+            text = None
+        if text is None or self._held or token_id < 0:
+            text = self._extend(token_id)
         if self._strips_space and text:
             self._strips_space = False
             return text.removeprefix(" ")
@@ -37,8 +40,9 @@ class Detokenizer:
         self._held = b""
         return text
 
-    def _extend(self, text: str | None, token_id: int) -> str:
-        if text == "":  # adds nothing, so it does not end a character either
+    def _extend(self, token_id: int) -> str:
+        text = self._texts.work_out(token_id)
+        if text == "" or (text is not None and not self._held):  # "" adds nothing, so it ends no character either
             return text
         held = self._held + self._texts.bytes[token_id]
         text, num_used = utf_8_decode(held, "replace", False)
