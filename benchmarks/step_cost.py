@@ -30,6 +30,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 
 NUM_RUNNING = (1, 16, 64, 128, 256)
+NUM_WARM_UP_STEPS = 16
 NUM_STEPS = 64
 LEAST_PROMPT_TOKENS = 8
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=1_000, seed=0, ignore_eos=True)
@@ -106,6 +107,8 @@ def costs_us(core: EngineCore, num_running: int) -> dict[str, float]:
         core.add_request(Request(str(number), prompt, SAMPLING, frozenset(), time.monotonic()))
     while len(core.step()) < num_running:
         pass
+    for _ in range(NUM_WARM_UP_STEPS):
+        core.step()
     whole, parts = _watched(core, WHOLE), _watched(core, PARTS)
     core.abort_all()
     us = {part: median(parts.us(part)) for part in PARTS}

@@ -31,18 +31,27 @@ class LogitRows:
         return len(self.rows)
 
 
-def logit_rows_of(steps: Sequence[RowStep]) -> LogitRows:
-    """Of each step its scored positions, then its last token if it samples."""
+def logit_rows_of(decoding: IndexArray, num_tokens: IndexArray, steps: Sequence[RowStep]) -> LogitRows:
+    """Of each row that decodes its newest token, after `num_tokens` in all; then of each step its scored positions, and
+    its last token if it samples.
+    """
+    count = len(decoding)
     found: list[tuple[int, int, int, bool]] = []
     masks: dict[int, TokenMask] = {}
-    first = 0
+    first = count
     for step in steps:
         for position in step.scored_positions:
             found.append((first + position - step.num_computed_tokens, step.row, position + 1, True))
         if step.samples:
             if step.mask is not None:
-                masks[len(found)] = step.mask
+                masks[count + len(found)] = step.mask
             found.append((first + step.num_tokens - 1, step.row, step.num_computed_tokens + step.num_tokens, False))
         first += step.num_tokens
     columns = np.array(found, np.int64).reshape(-1, 4).T
-    return LogitRows(columns[0], columns[1], columns[2], columns[3].astype(np.bool_), masks)
+    return LogitRows(
+        np.concatenate((np.arange(count), columns[0])),
+        np.concatenate((decoding, columns[1])),
+        np.concatenate((num_tokens, columns[2])),
+        np.concatenate((np.zeros(count, np.bool_), columns[3].astype(np.bool_))),
+        masks,
+    )

@@ -6,8 +6,6 @@ loop over tokens and with next to none over requests. Most steps only go on from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +15,7 @@ from octavo.backends.native.sampling_rows import SamplingRows
 from octavo.backends.native.step_arrays import Int32Array, StepArrays
 from octavo.config import BLOCK_TOKENS
 from octavo.errors import StepError
-from octavo.step import RowStart, RowStep, StepPlan
+from octavo.step import RowBlocks, RowStart, StepPlan
 
 
 class Rows:
@@ -64,7 +62,38 @@ class Rows:
     def gather(self, plan: StepPlan, arrays: StepArrays) -> LogitRows:
         """Fills `arrays` with what the plan computes; says where each row of logits belongs."""
         self._stop_decoding()
-        return self._gather([*self._decode_steps(plan), *plan.steps], arrays)
+        rows, starts, counts = self._spans(plan)
+        ends = starts + counts
+        self._check(rows, starts, ends)
+        new_blocks = [RowBlocks(step.row, step.new_block_ids) for step in plan.steps if step.new_block_ids]
+        for row, new_block_ids in (*plan.new_blocks, *new_blocks):
+            self._append_blocks(row, new_block_ids)
+        num_tokens = self._gather_tokens(rows, starts, counts, arrays)
+        arrays.table_rows[: len(rows)] = rows
+        num_decoding = len(plan.decoding)
+        logit_rows = logit_rows_of(rows[:num_decoding], ends[:num_decoding], plan.steps)
+        self._check_scored(logit_rows, num_tokens)
+        arrays.logit_rows[: len(logit_rows)] = logit_rows.token_indices
+        self._sampling.gather(logit_rows, arrays)
+        arrays.set_counts(num_tokens=num_tokens, num_requests=len(rows), num_logit_rows=len(logit_rows))
+        return logit_rows
+
+    def _spans(self, plan: StepPlan) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """The rows of a plan, in batch order: from which position on each computes how many tokens.
+
+        Tokens that were not sampled become known.
+        """
+        steps, num_decoding = plan.steps, len(plan.decoding)
+        rows = np.array([*plan.decoding, *[step.row for step in steps]], np.int64)
+        self._check_exist(rows)
+        for step in steps:
+            if step.new_token_ids:
+                self._append_known(step.row, step.new_token_ids)
+        starts, counts = np.empty_like(rows), np.ones_like(rows)
+        starts[:num_decoding] = self._num_tokens[rows[:num_decoding]] - 1
+        starts[num_decoding:] = [step.num_computed_tokens for step in steps]
+        counts[num_decoding:] = [step.num_tokens for step in steps]
+        return rows, starts, counts
 
     def append_sampled(self, plan: StepPlan, logit_rows: LogitRows, arrays: StepArrays) -> None:
         """Each row that sampled now knows one more token, unless it does not want it."""
@@ -87,43 +116,8 @@ class Rows:
             self._decoding.tell()
             self._decoding = None
 
-    def _decode_steps(self, plan: StepPlan) -> list[RowStep]:
-        """What the rows compute that decode, told of one by one."""
-        new_block_ids = dict(plan.new_blocks)
-        self._check_exist(plan.decoding)
-        num_tokens = self._num_tokens[list(plan.decoding)].tolist()
-        return [
-            RowStep(row, count - 1, 1, new_block_ids.get(row, ()), True)
-            for row, count in zip(plan.decoding, num_tokens, strict=True)
-        ]
-
-    def _gather(self, steps: Sequence[RowStep], arrays: StepArrays) -> LogitRows:
-        rows = np.array([step.row for step in steps], np.int64)
-        starts = np.array([step.num_computed_tokens for step in steps], np.int64)
-        counts = np.array([step.num_tokens for step in steps], np.int64)
-        ends = starts + counts
-        for step in steps:
-            if step.new_token_ids:
-                self._append_known(step.row, step.new_token_ids)
-        self._check(rows, starts, ends)
-        self._append_new_blocks(steps)
-        num_tokens = self._gather_tokens(rows, starts, counts, arrays)
-        arrays.table_rows[: len(rows)] = rows
-        logit_rows = logit_rows_of(steps)
-        self._check_scored(logit_rows, num_tokens)
-        arrays.logit_rows[: len(logit_rows)] = logit_rows.token_indices
-        self._sampling.gather(logit_rows, arrays)
-        arrays.set_counts(
-            num_tokens=num_tokens,
-            num_requests=len(rows),
-            num_logit_rows=len(logit_rows),
-        )
-        return logit_rows
-
     def _append_known(self, row: int, token_ids: tuple[int, ...]) -> None:
         """Tokens that were not sampled."""
-        if not 0 <= row < self.max_num_seqs:
-            raise StepError(f"row {row} does not exist; there are {self.max_num_seqs}")
         first = self._num_tokens[row]
         last = first + len(token_ids)
         if last > self._token_ids.shape[1]:
@@ -132,18 +126,16 @@ class Rows:
         self._num_tokens[row] = last
 
     def _check(self, rows: IndexArray, starts: IndexArray, ends: IndexArray) -> None:
-        """Only rows that exist and only tokens they hold can be computed."""
-        numbers = rows.tolist()
-        self._check_exist(numbers)
+        """Only tokens that rows hold can be computed."""
         held = np.minimum(self._num_tokens[rows], self._token_ids.shape[1] - 1)
         if not ((starts >= 0) & (starts <= ends) & (ends <= held)).all():
             raise StepError(
-                f"rows {numbers} compute tokens {starts.tolist()} to {ends.tolist()}, but hold {held.tolist()}"
+                f"rows {rows.tolist()} compute tokens {starts.tolist()} to {ends.tolist()}, but hold {held.tolist()}"
             )
 
-    def _check_exist(self, rows: Sequence[int]) -> None:
-        if len(rows) > self.max_num_seqs or not all(0 <= row < self.max_num_seqs for row in rows):
-            raise StepError(f"rows {list(rows)} do not all exist; there are {self.max_num_seqs}")
+    def _check_exist(self, rows: IndexArray) -> None:
+        if len(rows) > self.max_num_seqs or not ((rows >= 0) & (rows < self.max_num_seqs)).all():
+            raise StepError(f"rows {rows.tolist()} do not all exist; there are {self.max_num_seqs}")
 
     def _check_scored(self, logit_rows: LogitRows, num_tokens: int) -> None:
         """Only tokens that are known can be scored, after tokens of this step."""
@@ -156,11 +148,6 @@ class Rows:
                 f"rows {logit_rows.rows[scored].tolist()} score tokens {logit_rows.positions[scored].tolist()}, which "
                 "they do not hold or do not compute in this step"
             )
-
-    def _append_new_blocks(self, steps: Sequence[RowStep]) -> None:
-        for step in steps:
-            if step.new_block_ids:
-                self._append_blocks(step.row, step.new_block_ids)
 
     def _append_blocks(self, row: int, block_ids: tuple[tuple[int, ...], ...]) -> None:
         num_blocks = self._num_blocks[row]
