@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from octavo.config import SchedulingConfig
@@ -164,7 +164,7 @@ class EngineCore:
         self._num_failed_steps = 0
         now = time.monotonic()
         if self._listeners:
-            self._report_gaps([*tokens.request_ids, *[token.request_id for token in sampled]], now)
+            self._report_gaps(self._outputs.token_gaps(tokens.request_ids, sampled, now))
         deltas = self._outputs.go_on(tokens.request_ids, tokens.token_ids, now)
         if sampled:
             deltas += self._append(sampled, now)
@@ -292,9 +292,7 @@ class EngineCore:
 
     # ---- reports
 
-    def _report_gaps(self, request_ids: Sequence[str], now: float) -> None:
-        gaps = self._outputs.token_gaps(request_ids, now)
-
+    def _report_gaps(self, gaps: Mapping[float, int]) -> None:
         def tell_gaps(listener: StatsListener) -> None:
             for seconds, count in gaps.items():
                 listener.on_token_gap(seconds, count)

@@ -22,7 +22,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._answers: dict[str, Answer] = {}
-        self._going_on: tuple[Sequence[str], list[Answer]] = ((), [])
+        self._going_on = _GoingOn((), [])
 
     def prepare(self, request: Request) -> Answer:
         """An answer to open once the request has been accepted."""
@@ -44,9 +44,13 @@ class OutputProcessor:
             answer.first_scheduled = now
             answer.num_cached_tokens = start.num_cached_tokens
 
-    def token_gaps(self, request_ids: Sequence[str], now: float) -> Counter[float]:
-        """Seconds since the token before, and how many of these requests waited that long."""
-        previous = Counter([self._answers[request_id].last_token for request_id in request_ids])
+    def token_gaps(self, request_ids: Sequence[str], others: Sequence[NewToken], now: float) -> Counter[float]:
+        """Seconds since the token before, and how many waited that long: of the requests that go on, and the others."""
+        previous = Counter([self._answers[token.request_id].last_token for token in others])
+        if request_ids is self._going_on.request_ids:
+            previous[self._going_on.last_token] += len(request_ids)
+        else:
+            previous.update([self._answers[request_id].last_token for request_id in request_ids])
         return Counter({now - last: count for last, count in previous.items() if last is not None})
 
     def append(self, tokens: Sequence[NewToken], now: float) -> list[OutputDelta]:
@@ -74,10 +78,11 @@ class OutputProcessor:
 
         The answers to one and the same object of ids are looked up once.
         """
-        if request_ids is not self._going_on[0]:
-            self._going_on = request_ids, [self._answers[request_id] for request_id in request_ids]
+        if request_ids is not self._going_on.request_ids:
+            self._going_on = _GoingOn(request_ids, [self._answers[request_id] for request_id in request_ids])
+        self._going_on.last_token = now
         deltas: list[OutputDelta] = []
-        for answer, token_id in zip(self._going_on[1], token_ids, strict=True):
+        for answer, token_id in zip(self._going_on.answers, token_ids, strict=True):
             try:
                 deltas.append(answer.append(token_id, now))
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this request alone
@@ -115,6 +120,17 @@ class OutputProcessor:
     def forget(self, request_id: str) -> Answer:
         """Drops an answer whose last delta has been made."""
         return self._answers.pop(request_id)
+
+
+class _GoingOn:
+    """Requests that go on together, their answers, and when they all got their last token."""
+
+    __slots__ = ("answers", "last_token", "request_ids")
+
+    def __init__(self, request_ids: Sequence[str], answers: list[Answer]) -> None:
+        self.request_ids = request_ids
+        self.answers = answers
+        self.last_token: float | None = None
 
 
 def _as_octavo_error(error: Exception) -> OctavoError:

@@ -16,8 +16,8 @@ class DecodeBatch:
     """Requests of which each gets a token in every step, in batch order.
 
     There is nothing to tell the rows of `states`: `plan` is a step that computes them and nothing else. Each of them
-    fills a block in every 16th step, and is looked at only then: `at_block_end` are those that just have. The others,
-    `apart`, take a `RowStep` each.
+    fills a block in every 16th step, and is looked at only then: `at_block_end` are those that just have. All of them
+    together hold `num_computed_tokens` in `num_slots`. The others, `apart`, take a `RowStep` each.
     """
 
     __slots__ = (
@@ -27,6 +27,8 @@ class DecodeBatch:
         "_num_steps",
         "apart",
         "at_block_end",
+        "num_computed_tokens",
+        "num_slots",
         "plan",
         "request_ids",
         "rows",
@@ -49,6 +51,8 @@ class DecodeBatch:
         for state in states:
             self._by_free_slots[-state.num_computed_tokens % BLOCK_TOKENS].append(state)
         self._num_steps = 0
+        self.num_computed_tokens = sum([state.num_computed_tokens for state in states])
+        self.num_slots = sum([state.blocks.num_slots for state in states])
         self.at_block_end = self._by_free_slots[0]
 
     def __len__(self) -> int:
@@ -64,14 +68,14 @@ class DecodeBatch:
         """How many blocks the next tokens of all need."""
         return len(self.full) + sum([state.is_full for state in self.apart])
 
+    def take_blocks(self, full: Sequence[RequestState]) -> tuple[RowBlocks, ...]:
+        """Gives a block to each of those that are `full`; so many must be free."""
+        self.num_slots += len(full) * BLOCK_TOKENS
+        return tuple([RowBlocks(state.row, state.blocks.append(1)) for state in full if state.row is not None])
+
     def plan_with(self, new_blocks: tuple[RowBlocks, ...]) -> StepPlan:
         """A step of `states` for some of whom there are new blocks."""
         return StepPlan((), (), decoding=self.rows, new_blocks=new_blocks) if new_blocks else self.plan
-
-    @property
-    def num_context_tokens(self) -> int:
-        """How many tokens of theirs have been computed."""
-        return sum([state.num_computed_tokens for state in (*self.states, *self.apart)])
 
     def append_sampled(self, token_ids: Sequence[int]) -> None:
         """A step has been made: each of `states` takes in the token that was sampled for it."""
@@ -80,6 +84,7 @@ class DecodeBatch:
         for account, cost in self._costs:
             account.charge(cost)
         self._num_steps += 1
+        self.num_computed_tokens += len(self.states)
         self.at_block_end = self._by_free_slots[self._num_steps % BLOCK_TOKENS]
 
     def check_integrity(self) -> None:
@@ -90,8 +95,7 @@ class DecodeBatch:
             raise EngineError("a request that decodes has another row, or something to tell it")
         if self.at_block_end != [s for s in self.states if s.num_computed_tokens % BLOCK_TOKENS == 0]:
             raise EngineError("a request that decodes is at another slot of its block than was counted")
-
-
-def take_blocks(full: Iterable[RequestState]) -> tuple[RowBlocks, ...]:
-    """Gives a block to each of these requests in a batch; so many must be free."""
-    return tuple([RowBlocks(state.row, state.blocks.append(1)) for state in full if state.row is not None])
+        if self.num_computed_tokens != sum(state.num_computed_tokens for state in self.states):
+            raise EngineError("requests that decode have computed other tokens than were counted")
+        if self.num_slots != sum(state.blocks.num_slots for state in self.states):
+            raise EngineError("requests that decode have other blocks than were counted")

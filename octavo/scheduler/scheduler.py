@@ -25,9 +25,9 @@ from octavo.kvcache.kv_cache import KvCache
 from octavo.request import Request
 from octavo.scheduler.accounts import OUTPUT_TOKEN_COST
 from octavo.scheduler.admission import Admission
-from octavo.scheduler.decode_batch import DecodeBatch, take_blocks
+from octavo.scheduler.decode_batch import DecodeBatch
 from octavo.scheduler.draft import Draft
-from octavo.scheduler.outcome import NewToken, NewTokens, Started, StepCounts
+from octavo.scheduler.outcome import NewToken, NewTokens, Started
 from octavo.scheduler.pace import Pace
 from octavo.scheduler.policies.registry import POLICIES
 from octavo.scheduler.prefill import Prefill
@@ -49,7 +49,8 @@ class Scheduler:
 
     Owns the rows and, through the KV cache, the blocks of its requests. Knows neither text nor tensors: the engine
     tells it when a request has ended. `schedule()` and `update()` alternate; `add`, `extend` and `remove` may come at
-    any time between. `clock` is the one that `Request.arrival_time` was read from.
+    any time between. `step_counts` are of the step scheduled last. `clock` is the one that `Request.arrival_time` was
+    read from.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Scheduler:
             kv, self._order, self._waiting, self._running, self._pace, config.prefill, max_num_batched_tokens
         )
         self._draft = Draft(self._running.batch)
+        self.step_counts = self._draft.counts
 
     # ---- requests come and go
 
@@ -190,7 +192,7 @@ class Scheduler:
         full = batch.full
         if not full:
             return batch.plan
-        return batch.plan_with(take_blocks(full)) if self._kv.has_free(len(full)) else None
+        return batch.plan_with(batch.take_blocks(full)) if self._kv.has_free(len(full)) else None
 
     def _decide(self) -> StepPlan:
         """Any step."""
@@ -276,12 +278,11 @@ class Scheduler:
     @property
     def kv_utilization(self) -> float:
         """Tokens held over slots of the blocks that requests hold; a shared block counts for each of them. 1: none."""
-        num_slots = sum(state.blocks.num_slots for state in self._running)
-        return sum(state.num_computed_tokens for state in self._running) / num_slots if num_slots else 1.0
-
-    @property
-    def step_counts(self) -> StepCounts:
-        return self._draft.counts
+        batch = self._running.batch
+        others = (*batch.apart, *self._running.prefilling.values(), *self._running.awaiting.values())
+        num_slots = batch.num_slots + sum([state.blocks.num_slots for state in others])
+        num_tokens = batch.num_computed_tokens + sum([state.num_computed_tokens for state in others])
+        return num_tokens / num_slots if num_slots else 1.0
 
     def _make_room_for_decoding(self, draft: Draft) -> None:
         """Preempts until there is a block for each request that decodes and has filled its last one."""
@@ -334,8 +335,8 @@ class Scheduler:
         batch = draft.batch = self._running.batch
         draft.num_decoding = len(batch)
         if self._pace.learns:
-            draft.size = StepSize(len(batch.states), float(batch.num_context_tokens), len(batch.states))
-        draft.new_blocks = take_blocks(batch.full)
+            draft.size = StepSize(len(batch.states), float(batch.num_computed_tokens), len(batch.states))
+        draft.new_blocks = batch.take_blocks(batch.full)
         for state in batch.apart:
             self._decode_apart(state, draft)
 
@@ -362,6 +363,7 @@ class Scheduler:
             draft.predicted_s = self._pace.predicted_s
         else:
             draft.only_decodes = draft.is_bare and not moves.any
+        self.step_counts = draft.counts
         return draft.batch.plan_with(draft.new_blocks) if draft.only_decodes else draft.plan(moves)
 
     def _publish(self, state: RequestState) -> None:
