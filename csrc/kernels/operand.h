@@ -1,9 +1,10 @@
 // Operands: rows of activations in the form the products read them. See docs/decisions/0002.
 //
 // INT8: a row is a run of Int8Group, one for each 32 columns. For weights of integer codes.
-// INT8_OUTLIERS: such a run without the outliers of the row, then [groups][32] fp32 with the outliers at their columns and
-// zeros between; groups without any are not written. An outlier would make the step size of its group coarse, and such
-// groups cause most of the rounding error of a row; so products add what outliers give exactly (outliers.h).
+// INT8_OUTLIERS: such a run without the outliers of the row, then an OutlierHeader, then [groups][32] fp32 with the outliers
+// at their columns and zeros between; groups without any are not written. An outlier would make the step size of its group
+// coarse, and such groups cause most of the rounding error of a row; so products add what outliers give exactly
+// (outliers.h). Scales are powers of two of one unit a row, which are multiplied by next to products at no cost.
 // INT8_ROW: an Int8RowHeader, then int8 codes with one scale for all of the row. For weights with a scale for each row.
 // BF16: a row of values rounded to bf16. AVX2 and scalar builds keep the rounded values as fp32, which their
 // multipliers want; AVX-512 keeps bf16.
@@ -20,14 +21,22 @@ namespace {
 constexpr int kGroup = 32;         // what K is padded to
 constexpr int kHalf = kGroup / 2;  // columns that a scale of a 6-bit weight covers
 
-struct Int8Group {           // value = scale * code
+struct Int8Group {
   int8_t codes[kGroup];      // -127..127
   int32_t negated_sums[3];   // of the codes of each half, and of all: where a dot with codes less their zero starts
   uint32_t outliers;         // a bit for each column that is one; its code is 0
-  float scale;
-  float sum;                 // of the values, without outliers: what a weight's minimum is multiplied by
+  union {
+    float scale;             // INT8: value = scale * code
+    int32_t doublings;       // INT8_OUTLIERS: value = unit * 2^doublings * code; as the exponent of an fp32, 23 bits up
+  };
+  float sum;                 // of the values, without outliers and in the row's unit: a weight's minimum times this
 };
 static_assert(sizeof(Int8Group) == 56, "operand rows are read by offsets");
+
+struct OutlierHeader {  // of an INT8_OUTLIERS row
+  float unit;           // what sums of products, and outliers, are counted in
+  float padding;
+};
 
 struct Int8RowHeader {  // value = scale * code
   float scale;
@@ -44,8 +53,11 @@ using Bf16Element = float;
 
 inline int64_t padded_columns(int64_t columns) { return (columns + kGroup - 1) / kGroup * kGroup; }
 
-// Where the outliers of an INT8_OUTLIERS row begin.
-inline int64_t outliers_offset(int64_t num_groups) { return num_groups * int64_t(sizeof(Int8Group)); }
+// Where header and outliers of an INT8_OUTLIERS row begin.
+inline int64_t outlier_header_offset(int64_t num_groups) { return num_groups * int64_t(sizeof(Int8Group)); }
+inline int64_t outliers_offset(int64_t num_groups) {
+  return outlier_header_offset(num_groups) + int64_t(sizeof(OutlierHeader));
+}
 
 inline int64_t operand_row_bytes(int kind, int64_t columns) {
   int64_t groups = padded_columns(columns) / kGroup;
@@ -186,20 +198,40 @@ inline void copy_group(const float* values, int64_t columns, int64_t group, floa
 
 // An outlier is larger than this many times the average of what is largest in each of the row's groups. Chosen by
 // measurement: docs/decisions/0002.
-constexpr float kOutlierAbove = 1.5f;
+constexpr float kOutlierAbove = 1.4f;
+
+// A row's unit is the scale of a group that reaches the bound of outliers, halved so often.
+constexpr int kMostDoublings = 20;
+
+// How often the scale that fits values up to `bound` can be doubled from the unit and still fit those up to `magnitude`.
+inline int doublings_for(float magnitude, float bound) {
+  int halvings = int(float_to_bits(bound / magnitude) >> 23 & 0xff) - 127;
+  return halvings < kMostDoublings ? kMostDoublings - halvings : 0;
+}
+
+inline float power_of_two(int exponent) { return bits_to_float(uint32_t(exponent + 127) << 23); }
+
+// Values up to `magnitude`; inverse_unit is 127 / bound, at the unit's size.
+inline void quantize_group_in_units(const float* values, float magnitude, float bound, float inverse_unit, Int8Group* dst) {
+  int doublings = doublings_for(magnitude, bound);
+  round_to_codes(values, inverse_unit * power_of_two(-doublings), dst);
+  dst->doublings = doublings << 23;
+  dst->sum = float(-dst->negated_sums[2]) * power_of_two(doublings);
+}
 
 // The group without its outliers, and those alone. Without any, `kept` is not written.
-inline void quantize_apart_from_outliers(const float* values, float magnitude, float bound, Int8Group* dst, float* kept) {
-  if (!(magnitude > bound)) return quantize_group(values, magnitude, dst);
+inline void quantize_apart_from_outliers(const float* values, float magnitude, float bound, float inverse_unit,
+                                         Int8Group* dst, float* kept) {
+  if (!(magnitude > bound)) return quantize_group_in_units(values, magnitude, bound, inverse_unit, dst);
   float rest[kGroup];
   uint32_t outliers = 0;
   for (int i = 0; i < kGroup; ++i) {
     bool is_outlier = fabsf(values[i]) > bound;
     outliers |= uint32_t(is_outlier) << i;
     rest[i] = is_outlier ? 0.0f : values[i];
-    kept[i] = is_outlier ? values[i] : 0.0f;
+    kept[i] = is_outlier ? values[i] * inverse_unit : 0.0f;
   }
-  quantize_group(rest, largest_magnitude(rest, kGroup), dst);
+  quantize_group_in_units(rest, largest_magnitude(rest, kGroup), bound, inverse_unit, dst);
   dst->outliers = outliers;
 }
 
@@ -217,9 +249,12 @@ inline void quantize_row_with_outliers(const float* values, Operand dst, int row
     total += groups[g].scale;
   }
   float bound = kOutlierAbove / float(num_groups) * total;
+  float inverse_unit = bound < kLeastMagnitude ? 0.0f : 127.0f / bound * power_of_two(kMostDoublings);
   for (int64_t g = 0; g < num_groups; ++g) {
-    quantize_apart_from_outliers(values_of(g), groups[g].scale, bound, groups + g, kept + g * kGroup);
+    quantize_apart_from_outliers(values_of(g), groups[g].scale, bound, inverse_unit, groups + g, kept + g * kGroup);
   }
+  float unit = bound * (power_of_two(-kMostDoublings) / 127.0f);
+  *reinterpret_cast<OutlierHeader*>(dst_row + outlier_header_offset(num_groups)) = {unit, 0.0f};
 }
 
 inline void quantize_whole_row(const float* values, Operand dst, int row) {

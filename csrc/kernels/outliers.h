@@ -10,6 +10,11 @@ namespace {
 
 constexpr int64_t kKeptBytes = kGroup * int64_t(sizeof(float));  // of the outliers of a group of a row
 
+// What the sums of a row are counted in.
+inline float unit_of_row(const uint8_t* rows, int64_t row_bytes, int r, int64_t num_groups) {
+  return reinterpret_cast<const OutlierHeader*>(rows + r * row_bytes + outlier_header_offset(num_groups))->unit;
+}
+
 // The columns of a group that are outliers in some of the rows, as bits.
 template <int R>
 inline uint32_t outlier_columns(const uint8_t* rows, int64_t row_bytes) {

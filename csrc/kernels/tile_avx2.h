@@ -145,29 +145,6 @@ template <int R>
   if (R > 3) asm volatile("" : : "r"(&sums) : "memory");
 }
 
-// Adds the products of a group, without the weights' minimums.
-template <class Format, int R>
-[[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel,
-                                             const uint16_t* halves, __m256 (&sums)[R][2]) {
-#pragma GCC unroll 2
-  for (int part = 0; part < Format::scale_rows; ++part) {
-    keep_in_memory(sums);
-    v8si dots[R][2];
-    dot_part<Format, R>(rows, row_bytes, panel, part, dots);
-    const uint16_t* scale_row = halves + part * 2 * kLanes;
-    __m256 scales[2] = {load_halves(scale_row), load_halves(scale_row + kLanes)};
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      __m256 row_scale = _mm256_set1_ps(group_of_row(rows, row_bytes, r).scale);
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(__m256i(dots[r][v])), row_scale);
-        sums[r][v] = _mm256_fmadd_ps(value, scales[v], sums[r][v]);
-      }
-    }
-  }
-}
-
 template <int R>
 [[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, const uint16_t* min_row,
                                                      __m256 (&sums)[R][2]) {
@@ -233,23 +210,65 @@ template <class Format, int R>
   }
 }
 
+// A dot times its row's scale for the group.
+template <bool has_outliers>
+[[gnu::always_inline]] inline __m256 scaled_dot(v8si dot, const Int8Group& row) {
+  __m256 value = _mm256_cvtepi32_ps(__m256i(dot));
+  if constexpr (!has_outliers) return _mm256_mul_ps(value, _mm256_set1_ps(row.scale));
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), _mm256_set1_epi32(row.doublings)));
+}
+
+// Adds the products of a group. `kept` are the outliers of the first row.
+template <class Format, bool has_outliers, int R>
+[[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* kept,
+                                             const uint8_t* panel, __m256 (&sums)[R][2]) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
+  if constexpr (has_outliers) add_outliers<Format, R>(rows, row_bytes, kept, panel, sums);
+  if constexpr (Format::has_min) subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
+#pragma GCC unroll 2
+  for (int part = 0; part < Format::scale_rows; ++part) {
+    keep_in_memory(sums);
+    v8si dots[R][2];
+    dot_part<Format, R>(rows, row_bytes, panel, part, dots);
+    const uint16_t* scale_row = halves + part * shape.columns;
+    __m256 scales[2] = {load_halves(scale_row), load_halves(scale_row + kLanes)};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m256 dot = scaled_dot<has_outliers>(dots[r][v], group_of_row(rows, row_bytes, r));
+        sums[r][v] = _mm256_fmadd_ps(dot, scales[v], sums[r][v]);
+      }
+    }
+  }
+}
+
+template <int R>
+[[gnu::always_inline]] inline void scale_by_units(const uint8_t* rows, int64_t row_bytes, int64_t num_groups,
+                                                  __m256 (&sums)[R][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    __m256 unit = _mm256_set1_ps(unit_of_row(rows, row_bytes, r, num_groups));
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) sums[r][v] = _mm256_mul_ps(sums[r][v], unit);
+  }
+}
+
 // out[R][16] = rows x panel.
 template <class Format, bool has_outliers, int R>
-inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
-                         float* out, int64_t out_stride) {
+inline void grouped_tile(const uint8_t* first_rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups,
+                         Prefetch ahead, float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint8_t* rows = first_rows;
   const uint8_t* kept = rows + outliers_offset(num_groups);
   __m256 sums[R][2];
   clear_sums(sums);
-  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
+  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group), kept += kKeptBytes) {
     fetch_next(ahead);
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
-    add_group<Format, R>(rows, row_bytes, panel, halves, sums);
-    if constexpr (Format::has_min) {
-      subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
-    }
-    if constexpr (has_outliers) add_outliers<Format, R>(rows, row_bytes, kept + g * kKeptBytes, panel, sums);
+    add_group<Format, has_outliers, R>(rows, row_bytes, kept, panel, sums);
   }
+  if constexpr (has_outliers) scale_by_units(first_rows, row_bytes, num_groups, sums);
   store_sums(sums, out, out_stride);
 }
 

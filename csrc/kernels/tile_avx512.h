@@ -20,6 +20,12 @@ inline __m512i shift_bytes(__m512i bytes, int left) {
   return left >= 0 ? _mm512_slli_epi16(bytes, unsigned(left)) : _mm512_srli_epi16(bytes, unsigned(-left));
 }
 
+template <class Format>
+inline __m512i load_table() {
+  const uint8_t* entries = code_tables[Format::table];
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+}
+
 // The codes of step s of both vectors of columns.
 template <class Format>
 [[gnu::always_inline]] inline void load_step(const uint8_t* group, int s, __m512i (&codes)[2]) {
@@ -33,8 +39,7 @@ template <class Format>
   codes[0] = _mm512_and_si512(nibbles, low);
   codes[1] = _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
   if constexpr (Format::table != NO_TABLE) {
-    const uint8_t* entries = code_tables[Format::table];
-    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+    __m512i table = load_table<Format>();
     codes[0] = _mm512_shuffle_epi8(table, codes[0]);
     codes[1] = _mm512_shuffle_epi8(table, codes[1]);
   }
@@ -67,10 +72,10 @@ inline void store_sums(const __m512 (&sums)[R][2], float* out, int64_t out_strid
   }
 }
 
-// Integer dots of one part of a group: of all of it, or of the half that a scale covers.
-template <class Format, int R>
+// Integer dots of one part of a group: of all of it, or of the half that a scale covers. after_step(s) follows step s.
+template <class Format, int R, class AfterStep>
 [[gnu::always_inline]] inline void dot_part(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part,
-                                            v16si (&dots)[R][2]) {
+                                            v16si (&dots)[R][2], AfterStep after_step) {
   constexpr int parts = Format::scale_rows, steps = kSteps / parts;
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -96,41 +101,48 @@ template <class Format, int R>
         dots[r][v] = v16si(_mm512_dpbusd_epi32(__m512i(dots[r][v]), codes[v], activations));
       }
     }
+    after_step(s);
   }
 }
 
-// Adds the products of a group, without the weights' minimums.
-template <class Format, int R>
-[[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel,
-                                             const uint16_t* halves, __m512 (&sums)[R][2]) {
-#pragma GCC unroll 2
-  for (int part = 0; part < Format::scale_rows; ++part) {
-    v16si dots[R][2];
-    dot_part<Format, R>(rows, row_bytes, panel, part, dots);
-    const uint16_t* scale_row = halves + part * 2 * kLanes;
-    __m512 scales[2] = {load_halves(scale_row), load_halves(scale_row + kLanes)};
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      __m512 row_scale = _mm512_set1_ps(group_of_row(rows, row_bytes, r).scale);
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(__m512i(dots[r][v])), row_scale);
-        sums[r][v] = _mm512_fmadd_ps(value, scales[v], sums[r][v]);
-      }
-    }
-  }
-}
-
+// Subtracts the minimums of a group from the sums of one row.
 template <int R>
-[[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, const uint16_t* min_row,
+[[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, int r, const __m512 (&mins)[2],
                                                      __m512 (&sums)[R][2]) {
-  __m512 mins[2] = {load_halves(min_row), load_halves(min_row + kLanes)};
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    __m512 row_sum = _mm512_set1_ps(group_of_row(rows, row_bytes, r).sum);
+  __m512 row_sum = _mm512_set1_ps(group_of_row(rows, row_bytes, r).sum);
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_fnmadd_ps(mins[v], row_sum, sums[r][v]);
+  for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_fnmadd_ps(mins[v], row_sum, sums[r][v]);
+}
+
+// A dot times its row's scale for the group. Powers of two are added to the exponent, by other units than those that
+// multiply and do the dots.
+template <bool has_outliers>
+[[gnu::always_inline]] inline __m512 scaled_dot(v16si dot, const Int8Group& row) {
+  __m512 value = _mm512_cvtepi32_ps(__m512i(dot));
+  if constexpr (!has_outliers) return _mm512_mul_ps(value, _mm512_set1_ps(row.scale));
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(row.doublings)));
+}
+
+// Bits [first, first + count) of each lane. By shifts, since a tile has no register to spare for a mask.
+inline __m512i bits_of(__m512i lanes, int first, int count) {
+  return _mm512_srli_epi32(_mm512_slli_epi32(lanes, unsigned(32 - first - count)), unsigned(32 - count));
+}
+
+// The code of one column of a group in each lane of a vector of rows.
+template <class Format>
+[[gnu::always_inline]] inline __m512i load_codes_of_column(const uint8_t* group, int column, int vector) {
+  int step = column / 4, bit = column % 4 * 8;
+  if constexpr (Format::bits == 8) return bits_of(_mm512_loadu_si512(group + 128 * step + 64 * vector), bit, 8);
+  __m512i codes = bits_of(_mm512_loadu_si512(group + 64 * step), bit + 4 * vector, 4);
+  if constexpr (Format::table != NO_TABLE) {
+    return bits_of(_mm512_shuffle_epi8(load_table<Format>(), codes), 0, 8);
   }
+  if constexpr (Format::bits > 4) {
+    HighBits where = high_bits(kLanes, Format::bits, step, vector);
+    __m512i high = bits_of(_mm512_loadu_si512(group + where.offset), bit + where.shift, Format::bits - 4);
+    codes = _mm512_or_si512(codes, _mm512_slli_epi32(high, 4));
+  }
+  return codes;
 }
 
 // The weights of one column of a group.
@@ -140,12 +152,10 @@ template <class Format>
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
   const uint16_t* scales = halves + column / Format::group * shape.columns;
   const uint16_t* mins = halves + Format::scale_rows * shape.columns;
-  __m512i codes[2];
-  load_step<Format>(group, column / 4, codes);
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
-    __m512i code = _mm512_and_si512(_mm512_srli_epi32(codes[v], unsigned(column % 4 * 8)), _mm512_set1_epi32(255));
-    __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(Format::zero)));
+    __m512i codes = load_codes_of_column<Format>(group, column, v);
+    __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(Format::zero)));
     __m512 scale = load_halves(scales + v * kLanes);
     if constexpr (Format::has_min) {
       weights[v] = _mm512_fmsub_ps(value, scale, load_halves(mins + v * kLanes));
@@ -176,23 +186,65 @@ template <class Format, int R>
   }
 }
 
+// Adds the products of a group. `kept` are the outliers of the first row. What does not wait for the group's dots is done
+// between their steps; after them it would hold up the next group's.
+template <class Format, bool has_outliers, int R>
+[[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* kept,
+                                             const uint8_t* panel, __m512 (&sums)[R][2]) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
+  const uint16_t* min_row = halves + Format::scale_rows * shape.columns;
+  __m512 mins[2];
+  if constexpr (Format::has_min) mins[0] = load_halves(min_row), mins[1] = load_halves(min_row + kLanes);
+  constexpr int outliers_step = 1, first_min_step = has_outliers ? outliers_step + 1 : 0;
+  static_assert(first_min_step + R <= kSteps, "after each step the minimums of one row");
+  auto between_steps = [&](int s) __attribute__((always_inline)) {
+    int row = s - first_min_step;
+    if (has_outliers && s == outliers_step) add_outliers<Format, R>(rows, row_bytes, kept, panel, sums);
+    if (Format::has_min && row >= 0 && row < R) subtract_minimums<R>(rows, row_bytes, row, mins, sums);
+  };
+#pragma GCC unroll 2
+  for (int part = 0; part < Format::scale_rows; ++part) {
+    v16si dots[R][2];
+    dot_part<Format, R>(rows, row_bytes, panel, part, dots, between_steps);
+    const uint16_t* scale_row = halves + part * shape.columns;
+    __m512 scales[2] = {load_halves(scale_row), load_halves(scale_row + kLanes)};
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m512 dot = scaled_dot<has_outliers>(dots[r][v], group_of_row(rows, row_bytes, r));
+        sums[r][v] = _mm512_fmadd_ps(dot, scales[v], sums[r][v]);
+      }
+    }
+  }
+}
+
+template <int R>
+[[gnu::always_inline]] inline void scale_by_units(const uint8_t* rows, int64_t row_bytes, int64_t num_groups,
+                                                  __m512 (&sums)[R][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    __m512 unit = _mm512_set1_ps(unit_of_row(rows, row_bytes, r, num_groups));
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_mul_ps(sums[r][v], unit);
+  }
+}
+
 // out[R][32] = rows x panel.
 template <class Format, bool has_outliers, int R>
-inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch ahead,
-                         float* out, int64_t out_stride) {
+inline void grouped_tile(const uint8_t* first_rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups,
+                         Prefetch ahead, float* out, int64_t out_stride) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint8_t* rows = first_rows;
   const uint8_t* kept = rows + outliers_offset(num_groups);
   __m512 sums[R][2];
   clear_sums(sums);
-  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group)) {
+  for (int64_t g = 0; g < num_groups; ++g, panel += shape.group_bytes, rows += sizeof(Int8Group), kept += kKeptBytes) {
     fetch_next(ahead);
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
-    add_group<Format, R>(rows, row_bytes, panel, halves, sums);
-    if constexpr (Format::has_min) {
-      subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
-    }
-    if constexpr (has_outliers) add_outliers<Format, R>(rows, row_bytes, kept + g * kKeptBytes, panel, sums);
+    add_group<Format, has_outliers, R>(rows, row_bytes, kept, panel, sums);
   }
+  if constexpr (has_outliers) scale_by_units(first_rows, row_bytes, num_groups, sums);
   store_sums(sums, out, out_stride);
 }
 

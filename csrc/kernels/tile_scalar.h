@@ -9,21 +9,6 @@ constexpr int kLanes = 4;
 constexpr int kMaxTileRows = 4;
 constexpr int kBf16PanelColumns = 8;
 
-// Adds the product of a group, without the weight's minimum.
-template <class Format>
-inline float add_group(float sum, const Int8Group& row, const uint8_t* panel, const uint16_t* halves, int column) {
-  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
-  constexpr int parts = Format::scale_rows, part_columns = kGroup / parts;
-  for (int part = 0; part < parts; ++part) {
-    int dot = Format::zero * row.negated_sums[parts == 1 ? 2 : part];
-    for (int k = part * part_columns; k < (part + 1) * part_columns; ++k) {
-      dot += code_at(shape, Format::table, panel, column / kLanes, column % kLanes, k) * row.codes[k];
-    }
-    sum = fmaf(float(dot) * row.scale, half_to_float(halves[part * shape.columns + column]), sum);
-  }
-  return sum;
-}
-
 template <class Format>
 inline float weight_at(const uint8_t* panel, const uint16_t* halves, int column, int k) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
@@ -44,6 +29,31 @@ inline float add_outliers(float sum, const Int8Group& row, const float* kept, co
   return sum;
 }
 
+// A dot times its row's scale for the group.
+template <bool has_outliers>
+inline float scaled_dot(int dot, const Int8Group& row) {
+  if (!has_outliers) return float(dot) * row.scale;
+  return bits_to_float(float_to_bits(float(dot)) + uint32_t(row.doublings));
+}
+
+// Adds the product of a group; `kept` are its outliers.
+template <class Format, bool has_outliers>
+inline float add_group(float sum, const Int8Group& row, const float* kept, const uint8_t* panel, int column) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
+  constexpr int parts = Format::scale_rows, part_columns = kGroup / parts;
+  if (has_outliers) sum = add_outliers<Format>(sum, row, kept, panel, halves, column);
+  if (Format::has_min) sum = fmaf(-half_to_float(halves[parts * shape.columns + column]), row.sum, sum);
+  for (int part = 0; part < parts; ++part) {
+    int dot = Format::zero * row.negated_sums[parts == 1 ? 2 : part];
+    for (int k = part * part_columns; k < (part + 1) * part_columns; ++k) {
+      dot += code_at(shape, Format::table, panel, column / kLanes, column % kLanes, k) * row.codes[k];
+    }
+    sum = fmaf(scaled_dot<has_outliers>(dot, row), half_to_float(halves[part * shape.columns + column]), sum);
+  }
+  return sum;
+}
+
 // out[R][columns] = rows x panel.
 template <class Format, bool has_outliers, int R>
 inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int64_t num_groups, Prefetch,
@@ -55,14 +65,9 @@ inline void grouped_tile(const uint8_t* rows, int64_t row_bytes, const uint8_t* 
     for (int c = 0; c < shape.columns; ++c) {
       float sum = 0.0f;
       for (int64_t g = 0; g < num_groups; ++g) {
-        const uint8_t* group = panel + g * shape.group_bytes;
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
-        sum = add_group<Format>(sum, row[g], group, halves, c);
-        if (Format::has_min) {
-          sum = fmaf(-half_to_float(halves[Format::scale_rows * shape.columns + c]), row[g].sum, sum);
-        }
-        if (has_outliers) sum = add_outliers<Format>(sum, row[g], kept + g * kGroup, group, halves, c);
+        sum = add_group<Format, has_outliers>(sum, row[g], kept + g * kGroup, panel + g * shape.group_bytes, c);
       }
+      if (has_outliers) sum *= unit_of_row(rows, row_bytes, r, num_groups);
       out[r * out_stride + c] = sum;
     }
   }
