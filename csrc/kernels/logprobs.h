@@ -49,8 +49,8 @@ inline int64_t gather_at_least(const float* logits, int64_t count, float thresho
 }
 
 // The k likeliest tokens to the front of `tokens`, likeliest first. Returns how many there are: fewer than k for NaN.
-inline int64_t find_likeliest(const float* logits, int64_t count, int64_t k, float* maxima, int32_t* tokens) {
-  float threshold = reached_by_k(logits, count, k, maxima, tokens);
+inline int64_t find_likeliest(const float* logits, int64_t count, int64_t k, int32_t* tokens) {
+  float threshold = reached_by_k(logits, count, k, tokens);
   int64_t found = gather_at_least(logits, count, threshold, tokens);
   if (found > k) {
     logit_of_rank(logits, tokens, found, k);
@@ -67,7 +67,7 @@ inline void report_logprobs(const float* logits, int64_t count, float largest, i
   *report.logprob = finite_logprob(double(logits[token]) - normalizer);
   *report.rank = rank_of(logits, count, token);
   if (num_top == 0) return;
-  int64_t found = find_likeliest(logits, count, num_top, scratch.weights, scratch.tokens);
+  int64_t found = find_likeliest(logits, count, num_top, scratch.tokens);
   for (int64_t i = 0; i < num_top; ++i) {
     report.top_token_ids[i] = i < found ? scratch.tokens[i] : -1;
     report.top_logprobs[i] = i < found ? finite_logprob(double(logits[scratch.tokens[i]]) - normalizer) : kLowestLogprob;

@@ -86,10 +86,13 @@ inline int32_t last_within_mass(const float* logits, const float* weights, int32
   return tokens[first];
 }
 
-// A logit that at least k tokens reach: the k-th largest of the maxima of stretches of the row.
-inline float reached_by_k(const float* logits, int64_t count, int64_t k, float* maxima, int32_t* order) {
+// A logit that at least k tokens reach: the k-th largest of the maxima of stretches of the row. `scratch` has room for
+// the row, and for two at least.
+inline float reached_by_k(const float* logits, int64_t count, int64_t k, int32_t* scratch) {
   int64_t stretches = (count + kStretch - 1) / kStretch;
   if (k > stretches) return -INFINITY;
+  int32_t* order = scratch;
+  float* maxima = reinterpret_cast<float*>(scratch + stretches);
   for (int64_t i = 0; i < stretches; ++i) {
     maxima[i] = largest_of(logits + i * kStretch, stretch_end(i * kStretch, count) - i * kStretch);
     order[i] = int32_t(i);
@@ -141,16 +144,19 @@ inline double mass_of(const float* weights, const int32_t* tokens, int64_t count
   return mass;
 }
 
-// Most rows have most of their mass in fewer tokens than this.
-constexpr int64_t kFewTokens = 1024;
+// How many of the likeliest tokens are looked at before all are: nearly all rows have most of their mass in fewer than the
+// last, and many in fewer than the first.
+constexpr int64_t kFewTokens[] = {64, 256, 1024};
 
-// The last token by rank of the smallest leading set of the row that weighs `top_p` of `total`. `tokens` is scratch, and
-// few tokens have logits of at least `high`.
+// The last token by rank of the smallest leading set of the row that weighs `top_p` of `total`. `tokens` is scratch.
 inline int32_t last_of_row_within_mass(const float* logits, const float* weights, int64_t count, const WeightRule& rule,
-                                       double total, double top_p, float high, int32_t* tokens) {
-  int64_t few = gather_candidates(logits, weights, count, high, tokens);
-  if (mass_of(weights, tokens, few) >= total * top_p) {
-    return last_within_mass(logits, weights, tokens, few, total * top_p);
+                                       double total, double top_p, int32_t* tokens) {
+  for (int64_t few : kFewTokens) {
+    float threshold = reached_by_k(logits, count, few, tokens);
+    int64_t found = gather_candidates(logits, weights, count, threshold, tokens);
+    if (mass_of(weights, tokens, found) >= total * top_p) {
+      return last_within_mass(logits, weights, tokens, found, total * top_p);
+    }
   }
   // All lighter tokens together weigh less than top_p may leave out.
   float lightest = float(0.5 * total * (1.0 - top_p) / double(count));
@@ -191,10 +197,10 @@ inline int32_t draw_filtered(const float* logits, int64_t count, const oct_sampl
   int32_t* tokens = scratch.tokens;
   bool by_k = row.top_k > 0 && row.top_k < count, by_p = row.top_p < 1.0f;
   float threshold = -INFINITY;
-  if (by_k || by_p) threshold = reached_by_k(logits, count, by_k ? row.top_k : kFewTokens, weights, tokens);
   double total = weigh(logits, count, rule, weights, nullptr);
   int64_t found = 0;
   if (by_k) {
+    threshold = reached_by_k(logits, count, row.top_k, tokens);
     found = gather_candidates(logits, weights, count, threshold, tokens);
     if (found > row.top_k) {
       threshold = logit_of_rank(logits, tokens, found, row.top_k);
@@ -204,7 +210,7 @@ inline int32_t draw_filtered(const float* logits, int64_t count, const oct_sampl
   int32_t last = -1;  // of the tokens with the lowest logit that is kept, those up to this one are
   if (by_p) {
     last = by_k ? last_within_mass(logits, weights, tokens, found, mass_of(weights, tokens, found) * row.top_p)
-                : last_of_row_within_mass(logits, weights, count, rule, total, row.top_p, threshold, tokens);
+                : last_of_row_within_mass(logits, weights, count, rule, total, row.top_p, tokens);
     threshold = logits[last];
   }
   if (by_p || !by_k) found = gather_candidates(logits, weights, count, threshold, tokens);

@@ -165,6 +165,24 @@ def test_every_draw_is_from_the_filtered_distribution(isa: str, filters: Samplin
             check_draw(result.logits[row], sampling[row], token)
 
 
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.99, 0.9999])
+def test_draws_from_large_vocabularies_keep_to_the_mass(isa: str, top_p: float, rng: np.random.Generator) -> None:
+    """From nearly even logits, whose mass lies in tens of thousands of tokens, to some where a few have it all."""
+    context = Context(isa, 2)
+    vocabulary = 49_999
+    for spread in (0.1, 2.0, 6.0):
+        logits = in_bf16((rng.standard_normal((2, vocabulary)) * spread).astype(np.float32))
+        sampling = [
+            Sampling(temperature, 0, top_p, min_p, seed)
+            for temperature, min_p in ((1.0, 0.0), (0.7, 0.0), (1.0, 0.001))
+            for seed in rng.integers(0, 2**63, 2).tolist()
+        ]
+        result = sample(context, logits, sampling)
+        assert result.logits is not None
+        for row, token in enumerate(result.sampled.tolist()):
+            check_draw(result.logits[row], sampling[row], token)
+
+
 def test_draws_fit_the_distribution(isa: str) -> None:
     """Chi-square of 4000 draws over 50 tokens with fixed seeds: a right sampler fails 1 seed in 10,000."""
     context = Context(isa, 2)
