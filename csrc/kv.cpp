@@ -17,8 +17,9 @@ int64_t values_bytes(const oct_kv_group& group) {
 }
 
 int64_t keys_bytes(const oct_kv_group& group) {
-  int64_t scales = group.dtype == OCT_KV_INT8 ? 2 * OCT_BLOCK_TOKENS : 0;  // of keys and of values
-  return values_bytes(group) + scales * int64_t(sizeof(float));
+  if (group.dtype != OCT_KV_INT8) return values_bytes(group);
+  int64_t padding = OCT_BLOCK_TOKENS * (group.head_size % 4), scales = 2 * OCT_BLOCK_TOKENS;  // of keys and of values
+  return values_bytes(group) + padding + scales * int64_t(sizeof(float));
 }
 
 int64_t page_bytes(const oct_kv_group& group) {

@@ -22,8 +22,8 @@ inline int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Of one thread, for all rows it holds at once.
 struct AttentionScratch {
-  uint8_t* q;       // [rows, C] as Left, times scale and (without softcap) log2 e
-  float* q_scales;  // [rows]
+  uint8_t* q;  // [rows, C in whole units] as Left, times scale and (without softcap) log2 e
+  QueryScale* q_scales;  // [rows]
   TileRows tile_rows;
   MergeFactors factors;
   float* states;  // of one key/value head after the other
@@ -31,7 +31,7 @@ struct AttentionScratch {
 
 inline int64_t attention_scratch_bytes(int num_heads, int num_kv_heads, int head_size) {
   int rows = scratch_rows(num_heads);
-  int64_t floats = int64_t(rows) * kKeyTile + 6 * padded_rows(rows) +
+  int64_t floats = int64_t(rows) * kKeyTile + 7 * padded_rows(rows) +
                    all_row_states_floats(num_heads, num_kv_heads, head_size);
   return whole_lines(int64_t(rows) * head_size * int64_t(sizeof(float))) + floats * int64_t(sizeof(float));
 }
@@ -46,7 +46,7 @@ inline AttentionScratch attention_scratch(const AttentionArgs& args) {
     floats += count;
     return floats - count;
   };
-  scratch.q_scales = take(padded);
+  scratch.q_scales = reinterpret_cast<QueryScale*>(take(2 * padded));
   scratch.tile_rows.maximum = take(padded);
   scratch.tile_rows.sum = take(padded);
   scratch.tile_rows.weight_scale = take(padded);
@@ -89,14 +89,15 @@ inline Slot slot_at(const AttentionArgs& args, int index, int num_threads) {
 // The query heads of a key/value head for the tokens of a tile: row token * group + head.
 template <class Pages>
 inline void load_queries(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group,
-                         typename Pages::Left* dst, float* scales) {
+                         typename Pages::Left* dst, QueryScale* scales) {
   int head_size = args.kv.head_size, first_column = kv_head * group * head_size;
+  int64_t stride = whole_units<Pages>(head_size) * Pages::together;
   float scale = args.softcap > 0 ? args.scale : args.scale * kLog2E;
   for (int token = 0; token < tile.num_tokens; ++token) {
     const float* q = args.qkv.data + (tile.first_token + token) * args.qkv.stride + first_column;
     for (int head = 0; head < group; ++head) {
       int row = token * group + head;
-      Pages::store_query(q + int64_t(head) * head_size, head_size, scale, dst + int64_t(row) * head_size, scales + row);
+      Pages::store_query(q + int64_t(head) * head_size, head_size, scale, dst + row * stride, scales + row);
     }
   }
 }
@@ -158,7 +159,7 @@ inline KeyTile key_tile(const KvLayer& kv, const QueryTile& queries, int index, 
     const uint8_t* values = tile.keys[i] + tile.keys_to_values;
     tile.values_to_next[i] = exists ? next.pages->pages[i] + kv.keys_offset(next.head) - values : 0;
   }
-  if constexpr (Pages::has_scales) Pages::load_value_scales(tile, kv.head_size);
+  if constexpr (Pages::has_scales) Pages::load_value_scales(tile);
   return tile;
 }
 
@@ -193,10 +194,11 @@ inline void attend_key_tile(const AttentionArgs& args, const QueryTile& queries,
   using Left = typename Pages::Left;
   const TileRows& tile_rows = scratch.tile_rows;
   int head_size = args.kv.head_size, group = args.num_heads / args.kv.num_kv_heads, rows = queries.num_tokens * group;
-  const Left* q = reinterpret_cast<const Left*>(scratch.q) + int64_t(local_head) * rows * head_size;
-  const float* q_scales = scratch.q_scales + local_head * rows;
+  int64_t q_stride = whole_units<Pages>(head_size) * Pages::together;
+  const Left* q = reinterpret_cast<const Left*>(scratch.q) + local_head * rows * q_stride;
+  const QueryScale* q_scales = scratch.q_scales + local_head * rows;
   for_each_register_tile(rows, [&](int row, auto count) {
-    score_rows<Pages, decltype(count)::value, prefetches>(q + int64_t(row) * head_size, q_scales + row, head_size, tile,
+    score_rows<Pages, decltype(count)::value, prefetches>(q + row * q_stride, q_scales + row, head_size, tile,
                                                           tile_rows.scores + row * kKeyTile);
   });
   int first = tile.first * kPage / kSoftmaxStep * kSoftmaxStep;
@@ -242,9 +244,10 @@ inline void attend(const AttentionArgs& args, const Part& part, const Place& aft
   const QueryTile& queries = part.queries;
   int group = args.num_heads / args.kv.num_kv_heads, rows = queries.num_tokens * group;
   int num_heads = part.end_head - part.first_head;
+  int64_t q_stride = whole_units<Pages>(args.kv.head_size) * Pages::together;
   for (int i = 0; i < num_heads; ++i) {
     load_queries<Pages>(args, queries, part.first_head + i, group,
-                        reinterpret_cast<Left*>(scratch.q) + int64_t(i) * rows * args.kv.head_size,
+                        reinterpret_cast<Left*>(scratch.q) + i * rows * q_stride,
                         scratch.q_scales + i * rows);
   }
   TilePages pages{}, next_pages = tile_pages(args.kv, queries, queries.first_key_tile() + part.first / num_heads);

@@ -38,47 +38,49 @@ struct TileRows {
 
 template <class Pages, int rows, int pages, bool prefetches>
 [[gnu::noinline]] void score_pages(const typename Pages::Left* q, int head_size, const uint8_t* const* keys,
-                                   int64_t ahead, const float* q_scales, float* scores) {
+                                   int64_t keys_to_values, const QueryScale* q_scales, float* scores) {
   using Element = typename Pages::Element;
   constexpr int vectors_per_page = kPage / F32::width, vectors = pages * vectors_per_page;
-  constexpr int step_bytes = 2 * kPage * sizeof(Element);
+  constexpr int together = Pages::together, step_bytes = together * kPage * sizeof(Element);
+  const int num_units = whole_units<Pages>(head_size), q_stride = num_units * together;
   const Element* right[vectors];
   typename Pages::Sum sum[rows][vectors];
 #pragma GCC unroll 16
   for (int v = 0; v < vectors; ++v) {
-    right[v] = reinterpret_cast<const Element*>(keys[v / vectors_per_page]) + v % vectors_per_page * (2 * F32::width);
+    right[v] = reinterpret_cast<const Element*>(keys[v / vectors_per_page]);
+    right[v] += v % vectors_per_page * (together * F32::width);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
   }
-  for (int k = 0; k < head_size / 2; ++k) {
+  for (int k = 0; k < num_units; ++k) {
     const Element* step[vectors];
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v) step[v] = right[v] + int64_t(k) * (2 * kPage);
+    for (int v = 0; v < vectors; ++v) step[v] = right[v] + int64_t(k) * (together * kPage);
     if constexpr (prefetches) {
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; v += vectors_per_page) {
-        prefetch_step<step_bytes>(right[v], int64_t(k) * step_bytes, ahead);
+        prefetch_step<step_bytes>(right[v], int64_t(k) * step_bytes, keys_to_values);
       }
     }
-    Pages::template add_products<rows, vectors>(sum, q + 2 * k, head_size, step);
+    Pages::template add_key_products<rows, vectors>(sum, q + together * k, q_stride, step);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) {
-      const uint8_t* keys_end = keys[v / vectors_per_page] + int64_t(head_size / 2) * step_bytes;
-      const float* key_scales = reinterpret_cast<const float*>(keys_end) + v % vectors_per_page * F32::width;
-      Pages::score(sum[r][v], q_scales + r, key_scales).store(scores + r * kKeyTile + v * F32::width);
+      const uint8_t* keys_end = keys[v / vectors_per_page] + keys_to_values;
+      const float* key_scales = reinterpret_cast<const float*>(keys_end) - 2 * kPage + v % vectors_per_page * F32::width;
+      Pages::score(sum[r][v], q_scales[r], key_scales).store(scores + r * kKeyTile + v * F32::width);
     }
   }
 }
 
 // Scores pages [page, tile.end) where they are fewer than `pages`.
 template <class Pages, int rows, int pages, bool prefetches>
-inline void score_last_pages(const typename Pages::Left* q, const float* q_scales, int head_size, const KeyTile& tile,
+inline void score_last_pages(const typename Pages::Left* q, const QueryScale* q_scales, int head_size, const KeyTile& tile,
                              int page, float* scores) {
   if constexpr (pages > 1) {
     if (tile.end - page < pages - 1) {
@@ -90,9 +92,9 @@ inline void score_last_pages(const typename Pages::Left* q, const float* q_scale
 }
 
 template <class Pages, int rows, bool prefetches>
-inline void score_rows(const typename Pages::Left* q, const float* q_scales, int head_size, const KeyTile& tile,
+inline void score_rows(const typename Pages::Left* q, const QueryScale* q_scales, int head_size, const KeyTile& tile,
                        float* scores) {
-  constexpr int at_once = tile_vectors(rows) * F32::width / kPage;
+  constexpr int at_once = Pages::tile_vectors(rows) * F32::width / kPage;
   int page = tile.first;
   for (; page + at_once <= tile.end; page += at_once) {
     score_pages<Pages, rows, at_once, prefetches>(q, head_size, tile.keys + page, tile.keys_to_values, q_scales,
@@ -160,6 +162,7 @@ inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows,
   for (int r = 0; r < num_rows; ++r) {
     float* scores = tile_rows.scores + (first_row + r) * kKeyTile;
     F32 base = max(F32::set1(tile_rows.maximum[first_row + r]), F32::set1(kHiddenBase)), sum[vectors];
+    base = base - F32::set1(Pages::exponent(weights[r]));
     for (int v = 0; v < vectors; ++v) sum[v] = F32::zero();
     for (int i = first; i < end; i += kSoftmaxStep) {
 #pragma GCC unroll 16
@@ -174,7 +177,10 @@ inline void softmax_rows(const TileRows& tile_rows, int first_row, int num_rows,
     for (int v = 1; v < vectors; ++v) sum[0] = sum[0] + sum[v];
     sums[r] = sum[0];
   }
-  for (int r = 0; r < num_rows; ++r) tile_rows.sum[first_row + r] = sums[r].sum();
+  for (int r = 0; r < num_rows; ++r) {
+    int row = first_row + r;
+    tile_rows.sum[row] = Pages::sum_of_weights(sums[r].sum(), tile_rows.weight_scale[row]);
+  }
 }
 
 // ---- output = keep * output + add * weights v --------------------------------------------------------------------
@@ -192,22 +198,24 @@ template <class Pages, int rows, int vectors, bool prefetches>
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) sum[r][v] = Pages::Sum::zero();
   }
-  constexpr int step_bytes = 2 * vectors * F32::width * sizeof(Element);
+  constexpr int together = Pages::together, step_bytes = together * vectors * F32::width * sizeof(Element);
   int tokens = num_tokens;
   for (int page = tile.first; tokens > 0; ++page, tokens -= kPage) {
-    const Element* values = reinterpret_cast<const Element*>(tile.keys[page] + tile.keys_to_values) + 2 * column;
+    const Element* values = reinterpret_cast<const Element*>(tile.keys[page] + tile.keys_to_values) + together * column;
     const Left* page_weights = weights + page * kPage;
-    int num_pairs = tokens < kPage ? tokens / 2 : kPage / 2;
+    int seen = tokens < kPage ? tokens : kPage;
+    int num_units = Pages::skips_parts_of_units ? seen / together : (seen + together - 1) / together;
     const Element* right[vectors];
-    for (int pair = 0; pair < num_pairs; ++pair, values += 2 * head_size, page_weights += 2) {
+    for (int unit = 0; unit < num_units; ++unit, values += together * head_size, page_weights += together) {
 #pragma GCC unroll 16
-      for (int v = 0; v < vectors; ++v) right[v] = values + 2 * v * F32::width;
+      for (int v = 0; v < vectors; ++v) right[v] = values + together * v * F32::width;
       if constexpr (prefetches) prefetch_step<step_bytes>(values, 0, tile.values_to_next[page]);
       Pages::template add_products<rows, vectors>(sum, page_weights, kWeightsStride<Pages>, right);
     }
-    if (tokens < kPage && tokens % 2 == 1) {
+    if constexpr (Pages::skips_parts_of_units) {
+      if (seen % together == 0) continue;
 #pragma GCC unroll 16
-      for (int v = 0; v < vectors; ++v) right[v] = values + 2 * v * F32::width;
+      for (int v = 0; v < vectors; ++v) right[v] = values + together * v * F32::width;
       Pages::template add_first_products<rows, vectors>(sum, page_weights, kWeightsStride<Pages>, right);
     }
   }
@@ -230,11 +238,13 @@ inline void add_value_column(const TileRows& tile_rows, int row, const MergeFact
   using Left = typename Pages::Left;
   using Element = typename Pages::Element;
   const Left* weights = reinterpret_cast<const Left*>(tile_rows.scores + row * kKeyTile) + tile.first * kPage;
+  constexpr int together = Pages::together;
   float sum = 0;
   for (int token = 0; token < num_tokens; ++token) {
     const uint8_t* values = tile.keys[tile.first + token / kPage] + tile.keys_to_values;
-    const Element* pair = reinterpret_cast<const Element*>(values) + token % kPage / 2 * (2 * head_size) + 2 * column;
-    sum += Pages::product(weights[token], pair[token % 2]);
+    int unit = token % kPage / together;
+    const Element* elements = reinterpret_cast<const Element*>(values) + (unit * head_size + column) * together;
+    sum += Pages::product(weights, token, elements[token % together]);
   }
   float* dst = output + int64_t(row) * head_size + column;
   sum = Pages::output(sum, tile_rows.weight_scale[row]);
@@ -259,7 +269,7 @@ inline int add_value_vectors_from(int column, const TileRows& tile_rows, int row
 template <class Pages, int rows, bool prefetches>
 inline void add_values(const TileRows& tile_rows, int row, const MergeFactors& factors, const KeyTile& tile,
                        int num_tokens, int head_size, float* output) {
-  int column = add_value_vectors_from<Pages, rows, tile_vectors(rows), prefetches>(0, tile_rows, row, factors, tile,
+  int column = add_value_vectors_from<Pages, rows, Pages::tile_vectors(rows), prefetches>(0, tile_rows, row, factors, tile,
                                                                                    num_tokens, head_size, output);
   for (; column < head_size; ++column) {
     for (int r = 0; r < rows; ++r) {

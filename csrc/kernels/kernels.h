@@ -123,7 +123,8 @@ struct GatedLinearArgs {
 
 // KV pages of one layer: page b at data + b * page_bytes. In a page, for each key/value head: K as
 // [C / 2][16 tokens][2], then V as [16 / 2 token pairs][C][2]. With int8 codes, 16 scales of keys and 16 of values lie
-// between, so that they come with the keys. Zero when created.
+// between, so that they come with the keys; in AVX-512 codes lie in fours, K as [C / 4, rounded up][16 tokens][4], V as
+// [16 / 4][C][4]. Zero when created.
 struct KvLayer {
   uint8_t* data;
   int64_t keys_bytes;    // of one head in a page, with scales
@@ -136,7 +137,6 @@ struct KvLayer {
 
   int64_t keys_offset(int head) const { return head * (keys_bytes + values_bytes); }
   int64_t values_offset(int head) const { return keys_offset(head) + keys_bytes; }
-  int64_t codes_bytes() const { return int64_t(OCT_BLOCK_TOKENS) * head_size; }  // of int8
 };
 
 struct Batch {  // the ragged batch of the step, with the block table of one group of layers

@@ -12,6 +12,7 @@ namespace {
 
 struct Bf16Pages {
   static constexpr bool has_scales = false;
+  static constexpr bool skips_parts_of_units = true;  // values of tokens nobody sees may be infinite
   using Element = uint16_t;
   using Sum = F32;
 #ifdef OCT_VEC_AVX512
@@ -26,27 +27,28 @@ struct Bf16Pages {
   static float left_to_float(Left value) { return value; }
 #endif
 
-  // How elements lie in a page: `together` of them are a unit.
-  using Stored = uint16_t;
+  using Stored = uint16_t;  // `together` of them are a unit of a page
   using Unit = uint32_t;
   static constexpr int together = 2;
+  static constexpr Stored key_flip = 0;
+  static constexpr int tile_vectors(int rows) { return octavo::tile_vectors(rows); }
   static void find_scales(const float*, int64_t, int, int, float*, float*) {}
   // Calls put(unit, place in it, element) for each x[i] rounded.
   template <class Put>
-  static void for_each_rounded(const float* x, int count, float, Put put) {
+  static void for_each_rounded(const float* x, int count, float, Stored, Put put) {
     for (int unit = 0; unit < count / together; ++unit) {
       put(unit, 0, float_to_bf16(x[unit * together]));
       put(unit, 1, float_to_bf16(x[unit * together + 1]));
     }
   }
-  static void round_row(const float* x, int count, float, Stored* dst) {
+  static void round_row(const float* x, int count, float, Stored, Stored* dst) {
     int i = 0;
     for (; i + F32::width <= count; i += F32::width) F32::load(x + i).store_bf16(dst + i);
     for (; i < count; ++i) dst[i] = float_to_bf16(x[i]);
   }
 
   // One row of queries times `scale`.
-  static void store_query(const float* q, int head_size, float scale, Left* dst, float*) {
+  static void store_query(const float* q, int head_size, float scale, Left* dst, QueryScale*) {
     int i = 0;
     for (; i + F32::width <= head_size; i += F32::width) store_left(F32::load(q + i) * F32::set1(scale), dst + i);
     for (; i < head_size; ++i) store_left(q[i] * scale, dst + i);
@@ -55,6 +57,8 @@ struct Bf16Pages {
   // Softmax weights take the place of rows of scores.
   struct RowWeights {};
   static RowWeights row_weights(const float*, Seen, float*) { return {}; }
+  static float exponent(RowWeights) { return 0.0f; }
+  static float sum_of_weights(float sum, float) { return sum; }
   static void store_weights(float* scores, int i, F32 one, F32 other, RowWeights) {
     Left* dst = reinterpret_cast<Left*>(scores);
 #ifdef OCT_VEC_AVX512
@@ -65,12 +69,20 @@ struct Bf16Pages {
 #endif
   }
 
-  static F32 score(F32 sum, const float*, const float*) { return sum; }
+  static F32 score(F32 sum, const QueryScale&, const float*) { return sum; }
   template <class Value>
   static Value output(Value sum, float) {
     return sum;
   }
-  static float product(Left weight, Element value) { return left_to_float(weight) * bf16_to_float(value); }
+  static float product(const Left* weights, int token, Element value) {
+    return left_to_float(weights[token]) * bf16_to_float(value);
+  }
+
+  template <int rows, int vectors>
+  [[gnu::always_inline]] static void add_key_products(F32 (&sum)[rows][vectors], const Left* left, int64_t left_stride,
+                                                      const Element* const (&right)[vectors]) {
+    add_products<rows, vectors>(sum, left, left_stride, right);
+  }
 
   // sum[r][v] += left[r][0] * right[v][lane][0] + left[r][1] * right[v][lane][1], in this order.
   template <int rows, int vectors>

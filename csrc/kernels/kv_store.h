@@ -26,7 +26,7 @@ struct RoundedRows {
   alignas(64) typename Pages::Stored rows[OCT_BLOCK_TOKENS][kStoredColumns];
 };
 
-#if defined(OCT_VEC_AVX512) && !defined(OCT_EMULATE_AVX512)
+#ifdef OCT_VEC_AVX512
 // dst[column][row] = src[row][column], 16 x 16 of 32 bits; rows of src lie `stride` bytes apart, those of dst are adjacent.
 inline void transpose_units(const void* src, int64_t stride, uint32_t* dst) {
   __m512i a[16], b[16];
@@ -61,7 +61,7 @@ inline void transpose_units(const void* src, int64_t stride, uint32_t* dst) {
 template <class Unit>
 inline void store_key_units(const void* rounded, int64_t stride, int num_units, const HeadRows& keys, Unit* dst) {
   int unit = 0;
-#if defined(OCT_VEC_AVX512) && !defined(OCT_EMULATE_AVX512)
+#ifdef OCT_VEC_AVX512
   if (sizeof(Unit) == sizeof(uint32_t) && keys.count == OCT_BLOCK_TOKENS) {
     for (; unit + 16 <= num_units; unit += 16) {
       transpose_units(static_cast<const Unit*>(rounded) + unit, stride, reinterpret_cast<uint32_t*>(dst) + unit * 16);
@@ -78,9 +78,10 @@ inline void store_key_units(const void* rounded, int64_t stride, int num_units, 
 
 template <class Pages>
 inline void store_key(const float* x, int head_size, float inverse, int slot, uint8_t* dst) {
+  using Stored = typename Pages::Stored;
   constexpr int together = Pages::together;
-  auto* elements = reinterpret_cast<typename Pages::Stored*>(dst) + slot * together;
-  Pages::for_each_rounded(x, head_size, inverse, [elements](int unit, int place, typename Pages::Stored element) {
+  Stored* elements = reinterpret_cast<Stored*>(dst) + slot * together;
+  Pages::for_each_rounded(x, head_size, inverse, Pages::key_flip, [elements](int unit, int place, Stored element) {
     elements[unit * (together * OCT_BLOCK_TOKENS) + place] = element;
   });
 }
@@ -96,9 +97,10 @@ inline void store_keys(const HeadRows& keys, int head_size, uint8_t* dst, float*
   for (int first = 0; first < head_size; first += kStoredColumns) {
     int columns = head_size - first < kStoredColumns ? head_size - first : kStoredColumns;
     for (int token = 0; token < keys.count; ++token) {
-      Pages::round_row(keys.row(token) + first, columns, inverses[token], rounded.rows[token]);
+      Pages::round_row(keys.row(token) + first, columns, inverses[token], Pages::key_flip, rounded.rows[token]);
+      for (int c = columns; c % together != 0; ++c) rounded.rows[token][c] = 0;
     }
-    store_key_units(rounded.rows, sizeof rounded.rows[0], columns / together, keys,
+    store_key_units(rounded.rows, sizeof rounded.rows[0], whole_units<Pages>(columns), keys,
                     reinterpret_cast<Unit*>(dst) + int64_t(first / together) * OCT_BLOCK_TOKENS);
   }
 }
@@ -120,10 +122,11 @@ inline void store_value_units(const typename Pages::Stored (*rows)[kStoredColumn
 
 template <class Pages>
 inline void store_value(const float* x, int head_size, float inverse, int slot, uint8_t* dst) {
+  using Stored = typename Pages::Stored;
   constexpr int together = Pages::together;
-  auto* elements = reinterpret_cast<typename Pages::Stored*>(dst) + slot / together * (together * head_size);
+  Stored* elements = reinterpret_cast<Stored*>(dst) + slot / together * (together * head_size);
   elements += slot % together;
-  Pages::for_each_rounded(x, head_size, inverse, [elements](int unit, int place, typename Pages::Stored element) {
+  Pages::for_each_rounded(x, head_size, inverse, Stored(0), [elements](int unit, int place, Stored element) {
     elements[(unit * together + place) * together] = element;
   });
 }
@@ -156,7 +159,7 @@ inline void store_values(const HeadRows& values, int head_size, uint8_t* dst, fl
   for (int first = 0; first < head_size; first += kStoredColumns) {
     int columns = head_size - first < kStoredColumns ? head_size - first : kStoredColumns;
     for (int token = 0; token < values.count; ++token) {
-      Pages::round_row(values.row(token) + first, columns, inverses[token], rounded.rows[token]);
+      Pages::round_row(values.row(token) + first, columns, inverses[token], 0, rounded.rows[token]);
     }
     store_value_rows<Pages>(rounded.rows, values, columns, head_size,
                             reinterpret_cast<typename Pages::Unit*>(dst) + first);

@@ -19,6 +19,31 @@ constexpr int kTileRows = 6;
 constexpr int tile_vectors(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
 #endif
 
+// What a row of queries counts, where its elements are integers, and what is to be added to sums of products with keys.
+struct QueryScale {
+  float scale;
+  int32_t start;
+};
+
+// How many units of elements it takes for a head; what the last one has besides are zeros in queries.
+template <class Pages>
+constexpr int whole_units(int head_size) {
+  return (head_size + Pages::together - 1) / Pages::together;
+}
+
+// Values rounded to whole numbers, ties to even, as int16 codes. They are in the range of int16.
+inline void store_int16(F32 values, int16_t* dst) {
+#if defined(OCT_VEC_SCALAR)
+  *dst = int16_t(nearbyintf(values.v));
+#elif defined(OCT_VEC_AVX512)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(values.v)));
+#else
+  __m256i codes = _mm256_cvtps_epi32(values.v);
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes, codes), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(dst), _mm256_castsi256_si128(packed));
+#endif
+}
+
 // Fetches what lies `ahead` bytes from `bytes` at an offset, where offsets advance by as many or more.
 template <int bytes, class Element>
 [[gnu::always_inline]] inline void prefetch_step(const Element* start, int64_t offset, int64_t ahead) {

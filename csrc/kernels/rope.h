@@ -108,9 +108,10 @@ class Stretches {
 template <class Pages>
 inline void store_head(const HeadRows& rows, const KvLayer& kv, uint8_t* page, int kv_head, bool are_keys) {
   uint8_t* keys = page + kv.keys_offset(kv_head);
-  float* scales = reinterpret_cast<float*>(keys + kv.codes_bytes());  // of keys; those of values follow
-  if (are_keys) return store_keys<Pages>(rows, kv.head_size, keys, scales);
-  store_values<Pages>(rows, kv.head_size, keys + kv.keys_bytes, scales + OCT_BLOCK_TOKENS);
+  uint8_t* values = keys + kv.keys_bytes;
+  float* value_scales = reinterpret_cast<float*>(values) - OCT_BLOCK_TOKENS;
+  if (are_keys) return store_keys<Pages>(rows, kv.head_size, keys, value_scales - OCT_BLOCK_TOKENS);
+  store_values<Pages>(rows, kv.head_size, values, value_scales);
 }
 
 // `head` counts the heads of a qkv row: q heads, then k heads, then v heads. `key_factors` are what keys are multiplied by.
