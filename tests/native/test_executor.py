@@ -587,11 +587,15 @@ def test_impossible_copies_are_step_errors(executor: NativeExecutor, copy: Block
 
 
 def test_a_copy_comes_before_what_the_step_writes(executor: NativeExecutor, rng: np.random.Generator) -> None:
-    """The copied block goes on to be written in the same step."""
+    """The copied block goes on to be written in the same step, and is not copied again in those that follow."""
     prompt = prompt_of(rng, 20)
     executor.execute(StepPlan((start_of(0, prompt),), (RowStep(0, 0, 18, ((0, 1),), samples=False),)))
     plan = StepPlan((start_of(1, prompt),), (RowStep(1, 18, 2, ((0, 2),), samples=True),), (BlockCopy(1, 2),))
-    assert executor.execute(plan).token_ids == [executor.score(prompt)[-1].argmax()]
+    tokens = list(prompt)
+    for step in (plan, *repeat(StepPlan((), (), decoding=(1,)), 4)):
+        output = executor.execute(step)
+        assert output.token_ids == [executor.score(tokens)[-1].argmax()]
+        tokens += output.token_ids
 
 
 @pytest.mark.parametrize(

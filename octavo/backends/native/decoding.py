@@ -2,9 +2,9 @@
 
 Such steps differ in tokens and positions only, so the next few are laid out together:
 
-    token_ids   what the last step sampled   read by step 0
-                written by step 0            read by step 1
-                written by step 1            ...
+    token_ids   the newest tokens    read by step 0
+                written by step 0    read by step 1
+                written by step 1    ...
 
 and likewise a row of positions, and one of sampling entries, for each. What is left of a step is the call.
 """
@@ -26,7 +26,7 @@ NUM_AHEAD = 32
 
 
 class Decoding:
-    """What a step that only decoded has left in `arrays`, and the steps that go on from there.
+    """The step that has been gathered in `arrays` and only decodes, and the steps that go on from there.
 
     Each of `rows` takes in what is sampled for it, and chooses its next token as it did the last. `known_token_ids`
     [all rows, tokens], of each row the first `num_known_tokens`, get these tokens when they are asked for: at once, if
@@ -42,14 +42,15 @@ class Decoding:
         self._arrays = arrays
         self._known_token_ids = known_token_ids
         self._num_known_tokens = num_known_tokens
-        self._first_positions = arrays.positions[:count] + np.int32(1)
-        self._token_ids = arrays.sampled_token_ids[np.newaxis, :count].copy()
+        self._first_positions = arrays.positions[:count].copy()
+        self._token_ids = arrays.token_ids[np.newaxis, :count]
         self._sampling = arrays.sampling[:count]
         self._looks_back = arrays.looks_back(count)
         self._steps: list[abi.Step] = []
         self._sampled: list[Int32Array] = []
         self._num_done = self._num_told = 0
         self._is_whole = True
+        self._lay_out()
 
     def continued_by(self, plan: StepPlan) -> bool:
         """Whether the plan is one more step of the same rows, for which they have room."""

@@ -150,7 +150,7 @@ class NativeExecutor:
         for start in plan.starts:
             self._rows.start(start)
         saved = self._move_blocks(plan) if plan.saves or plan.loads else ()
-        decoding = self._rows.decoding(plan)
+        decoding = self._rows.decoding(plan, self._arrays)
         output = self._compute(plan) if decoding is None else decoding.run(self._program.run)
         return replace(output, saved=saved) if saved else output
 
@@ -159,10 +159,9 @@ class NativeExecutor:
         assert self._program is not None and self._rows is not None and self._arrays is not None
         if not plan.decoding and not plan.steps and not plan.copies:
             return StepOutput()
-        self._arrays.set_copies(plan.copies)
         logit_rows = self._rows.gather(plan, self._arrays)
         self._program.run(self._arrays.struct)
-        self._rows.append_sampled(plan, logit_rows, self._arrays)
+        self._rows.append_sampled(logit_rows, self._arrays)
         return step_output(logit_rows, self._arrays)
 
     def start_profile(self) -> ProfileArray:

@@ -51,17 +51,22 @@ class Rows:
         self._num_blocks[row] = [0] * len(self.block_tables)
         self._sampling.start(start)
 
-    def decoding(self, plan: StepPlan) -> Decoding | None:
-        """What makes the step, if it only goes on from the one before."""
-        if self._decoding is None or not self._decoding.continued_by(plan):
+    def decoding(self, plan: StepPlan, arrays: StepArrays) -> Decoding | None:
+        """What makes the step, and may make the next, if it only decodes rows that choose their tokens alike."""
+        if self._decoding is not None and self._decoding.continued_by(plan):
+            for row, new_block_ids in plan.new_blocks:
+                self._append_blocks(row, new_block_ids)
+            return self._decoding
+        if not plan.decoding or plan.steps or plan.copies or self._sampling.biases_may_change:
             return None
-        for row, new_block_ids in plan.new_blocks:
-            self._append_blocks(row, new_block_ids)
+        self.gather(plan, arrays)
+        self._decoding = Decoding(plan.decoding, arrays, self._token_ids, self._num_tokens)
         return self._decoding
 
     def gather(self, plan: StepPlan, arrays: StepArrays) -> LogitRows:
         """Fills `arrays` with what the plan computes; says where each row of logits belongs."""
         self._stop_decoding()
+        arrays.set_copies(plan.copies)
         rows, starts, counts = self._spans(plan)
         ends = starts + counts
         self._check(rows, starts, ends)
@@ -95,7 +100,7 @@ class Rows:
         counts[num_decoding:] = [step.num_tokens for step in steps]
         return rows, starts, counts
 
-    def append_sampled(self, plan: StepPlan, logit_rows: LogitRows, arrays: StepArrays) -> None:
+    def append_sampled(self, logit_rows: LogitRows, arrays: StepArrays) -> None:
         """Each row that sampled now knows one more token, unless it does not want it."""
         rows, token_ids = logit_rows.rows, arrays.sampled_token_ids[: len(logit_rows)]
         wanted = ~logit_rows.scored & self._appends_sampled[rows]
@@ -103,12 +108,6 @@ class Rows:
         num_tokens = self._num_tokens[rows]
         self._token_ids[rows, num_tokens] = token_ids
         self._num_tokens[rows] = num_tokens + 1
-        if plan.decoding and not plan.steps and self._choose_alike(rows):
-            self._decoding = Decoding(plan.decoding, arrays, self._token_ids, self._num_tokens)
-
-    def _choose_alike(self, rows: IndexArray) -> bool:
-        """Whether all rows take in what is sampled, and choose the next token as they did the last."""
-        return bool(self._appends_sampled[rows].all()) and not self._sampling.biases_may_change
 
     def _stop_decoding(self) -> None:
         """The next step is not one more of those that only decode: takes in what these have sampled."""
