@@ -12,6 +12,8 @@
 // Rows are padded to 32 columns with zeros. Groups of codes are the same for all instruction sets, dots of codes are
 // exact and the floating point that follows has a fixed order: products agree bit for bit.
 #pragma once
+#include <algorithm>
+
 #include "kernels.h"
 #include "vec.h"
 
@@ -205,8 +207,8 @@ constexpr int kMostDoublings = 20;
 
 // How often the scale that fits values up to `bound` can be doubled from the unit and still fit those up to `magnitude`.
 inline int doublings_for(float magnitude, float bound) {
-  int halvings = int(float_to_bits(bound / magnitude) >> 23 & 0xff) - 127;
-  return halvings < kMostDoublings ? kMostDoublings - halvings : 0;
+  int halvings = int(float_to_bits(bound) - float_to_bits(magnitude)) >> 23;  // of their ratio the whole part of log2
+  return kMostDoublings - std::clamp(halvings, 0, kMostDoublings);
 }
 
 inline float power_of_two(int exponent) { return bits_to_float(uint32_t(exponent + 127) << 23); }
@@ -219,18 +221,39 @@ inline void quantize_group_in_units(const float* values, float magnitude, float 
   dst->sum = float(-dst->negated_sums[2]) * power_of_two(doublings);
 }
 
-// The group without its outliers, and those alone. Without any, `kept` is not written.
-inline void quantize_apart_from_outliers(const float* values, float magnitude, float bound, float inverse_unit,
-                                         Int8Group* dst, float* kept) {
-  if (!(magnitude > bound)) return quantize_group_in_units(values, magnitude, bound, inverse_unit, dst);
-  float rest[kGroup];
+// values[32] as those up to `bound` and, times `factor`, the others, with zeros where the other is. Returns which are
+// above: a bit for each.
+#if defined(OCT_VEC_AVX512)
+inline uint32_t part_outliers(const float* values, float bound, float factor, float* rest, float* kept) {
+  uint32_t outliers = 0;
+  for (int i = 0; i < kGroup; i += F32::width) {
+    __m512 part = _mm512_loadu_ps(values + i);
+    __mmask16 above = _mm512_cmp_ps_mask(_mm512_abs_ps(part), _mm512_set1_ps(bound), _CMP_GT_OQ);
+    _mm512_storeu_ps(rest + i, _mm512_maskz_mov_ps(__mmask16(~above), part));
+    _mm512_storeu_ps(kept + i, _mm512_maskz_mul_ps(above, part, _mm512_set1_ps(factor)));
+    outliers |= uint32_t(above) << i;
+  }
+  return outliers;
+}
+#else
+inline uint32_t part_outliers(const float* values, float bound, float factor, float* rest, float* kept) {
   uint32_t outliers = 0;
   for (int i = 0; i < kGroup; ++i) {
     bool is_outlier = fabsf(values[i]) > bound;
     outliers |= uint32_t(is_outlier) << i;
     rest[i] = is_outlier ? 0.0f : values[i];
-    kept[i] = is_outlier ? values[i] * inverse_unit : 0.0f;
+    kept[i] = is_outlier ? values[i] * factor : 0.0f;
   }
+  return outliers;
+}
+#endif
+
+// The group without its outliers, and those alone. Without any, `kept` is not written.
+inline void quantize_apart_from_outliers(const float* values, float magnitude, float bound, float inverse_unit,
+                                         Int8Group* dst, float* kept) {
+  if (!(magnitude > bound)) return quantize_group_in_units(values, magnitude, bound, inverse_unit, dst);
+  float rest[kGroup];
+  uint32_t outliers = part_outliers(values, bound, inverse_unit, rest, kept);
   quantize_group_in_units(rest, largest_magnitude(rest, kGroup), bound, inverse_unit, dst);
   dst->outliers = outliers;
 }

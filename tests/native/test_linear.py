@@ -54,9 +54,8 @@ def to_int8_groups_and_outliers(values: FloatArray) -> npt.NDArray[np.float64]:
     outliers = np.where(np.abs(groups) > bound, groups, np.float32(0))
     rest = groups - outliers
     largest = np.abs(rest).max(-1, keepdims=True)
-    can_be_halved_less = largest > bound * 0.5**MOST_HALVINGS
-    _, exponents = np.frexp(np.divide(bound, largest, out=np.ones_like(largest), where=can_be_halved_less))
-    halvings = np.where(can_be_halved_less, exponents - 1, MOST_HALVINGS)
+    log2_of_ratio = (bound.view(np.int32) - largest.view(np.int32)) >> 23  # its whole part, from the exponents
+    halvings = np.clip(log2_of_ratio, 0, MOST_HALVINGS)
     codes = np.rint(rest * np.ldexp(quotient(127, bound), halvings))
     assert np.abs(codes).max(initial=0) <= 127
     scales = np.ldexp(bound * np.float32(1 / 127), -halvings)
