@@ -31,17 +31,17 @@ struct Int8Products {
 
   // Splits `count` codes, a multiple of four, in place; gives what is to be added to sums of products with keys.
   static int32_t arrange_query(Left* codes, int count) {
-    int32_t sum = 0;
-    for (int i = 0; i < count; ++i) sum += codes[i];
-    for (int i = 0; i < count; i += together) {
-      int8_t bytes[2 * together];
-      for (int j = 0; j < together; ++j) {
-        bytes[together + j] = int8_t(codes[i + j] & 0xff);
-        bytes[j] = int8_t((codes[i + j] - bytes[together + j]) >> 8);
-      }
-      memcpy(codes + i, bytes, sizeof bytes);
+    constexpr int at_once = 32;
+    alignas(64) Left rest[at_once] = {};
+    __m512i sums = _mm512_setzero_si512();
+    int i = 0;
+    for (; i + at_once <= count; i += at_once) split(codes + i, sums);
+    if (i < count) {
+      memcpy(rest, codes + i, size_t(count - i) * sizeof(Left));
+      split(rest, sums);
+      memcpy(codes + i, rest, size_t(count - i) * sizeof(Left));
     }
-    return -128 * sum;
+    return -128 * _mm512_reduce_add_epi32(sums);
   }
 
   // Whole numbers from 0 to 65535, of positions i and following in a row of weights.
@@ -76,6 +76,17 @@ struct Int8Products {
   }
 
  private:
+  // A lower byte has a sign, so the upper one of a code is that of the code and 128. Sums are of two codes each.
+  static void split(Left* codes, __m512i& sums) {
+    __m512i words = _mm512_loadu_si512(codes);
+    sums = _mm512_dpwssd_epi32(sums, words, _mm512_set1_epi16(1));
+    __m512i carried = _mm512_add_epi16(words, _mm512_set1_epi16(128));
+    __m512i bytes = _mm512_or_si512(_mm512_and_si512(words, _mm512_set1_epi16(0x00ff)),
+                                    _mm512_andnot_si512(_mm512_set1_epi16(0x00ff), carried));
+    __m128i order = _mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14);
+    _mm512_storeu_si512(codes, _mm512_shuffle_epi8(bytes, _mm512_broadcast_i32x4(order)));
+  }
+
   template <int rows, int vectors, class AddDots>
   [[gnu::always_inline]] static void add(Sum (&sum)[rows][vectors], const Left* left, int64_t left_stride,
                                          const int8_t* const (&right)[vectors], AddDots add_dots) {
