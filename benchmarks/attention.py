@@ -101,6 +101,7 @@ CASES = (
     Case(SMOLLM2, 1, 1, 4000),
     Case(SMOLLM2, 1, 128, 0),
     Case(SMOLLM2, 1, 512, 0),
+    Case(SMOLLM2, 1, 512, 0, dtype="int8"),
     Case(SMOLLM2, 1, 512, 1536),
     Case(SMOLLM2, 1, 512, 1536, dtype="int8"),
     Case(QWEN, 16, 1, 500),
@@ -164,6 +165,8 @@ class Batch:
         self._arrays.query_starts[:] = np.arange(case.num_requests + 1) * case.num_tokens
         self._arrays.table_rows[:] = np.arange(case.num_requests)
         self._arrays.set_counts(num_tokens=num_tokens, num_requests=case.num_requests, num_logit_rows=0)
+        queries = self._program.buffer(0)
+        queries[:] = np.random.default_rng(0).standard_normal(queries.shape, np.float32)
         self._context = context
         self._touch_pages(num_blocks)
 

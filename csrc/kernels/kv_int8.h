@@ -1,5 +1,5 @@
-// Keys and values as int8 codes with one fp32 scale for each token and head; the 16 scales of a head's keys in a page follow
-// their codes, then come those of its values. What codes are multiplied with are int16 codes, so that sums are exact.
+// Keys and values as int8 codes with one fp32 scale for each token and head; the 16 scales of a head's keys in a page
+// follow their codes, then come those of its values. What codes are multiplied with are int16 codes, so that sums are exact.
 #pragma once
 #include "attention_items.h"
 #include "kv_tile.h"
@@ -46,7 +46,7 @@ inline CodeScale code_scale(Magnitude found, float limit) {
   return {found.largest / limit + found.poison, usable ? limit / found.largest : 0.0f};
 }
 
-// Values rounded to whole numbers, ties to even, as int8 codes with the bits of `flip` turned. They are in the range of int8.
+// Values in the range of int8 rounded to whole numbers, ties to even, as codes with the bits of `flip` turned.
 inline void store_int8(F32 values, uint8_t flip, uint8_t* dst) {
 #if defined(OCT_VEC_SCALAR)
   *dst = uint8_t(int8_t(nearbyintf(values.v))) ^ flip;

@@ -1,9 +1,9 @@
 // Products with int8 codes by vpdpbusd, which multiplies bytes without and with a sign, four at a time. So codes lie in
-// fours, and the int16 codes they are multiplied with are split: of each four, the upper bytes, then the lower ones. Sums
-// of both are exact and joined in the end.
+// fours, and the int16 codes they are multiplied with are split: of each four, the upper bytes, then the lower ones.
+// Sums of both are exact and joined in the end.
 //
-// Weights are positive: neither byte has a sign. Those of queries have one, so keys are stored with 128 added; that makes a
-// sum larger by 128 times the sum of the query's codes.
+// Weights are positive: neither byte has a sign. Those of queries have one, so keys are stored with 128 added; that makes
+// a sum larger by 128 times the sum of the query's codes.
 #pragma once
 #include "kv_tile.h"
 #include "vec.h"

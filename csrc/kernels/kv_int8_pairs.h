@@ -1,5 +1,5 @@
-// Products with int8 codes where bytes are widened to int16 first: codes lie in pairs, and so do the int16 codes they are
-// multiplied with.
+// Products with int8 codes where bytes are widened to int16 first: codes lie in pairs, and so do the int16 codes they
+// are multiplied with.
 #pragma once
 #include "kv_tile.h"
 #include "vec.h"

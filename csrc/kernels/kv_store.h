@@ -27,7 +27,7 @@ struct RoundedRows {
 };
 
 #ifdef OCT_VEC_AVX512
-// dst[column][row] = src[row][column], 16 x 16 of 32 bits; rows of src lie `stride` bytes apart, those of dst are adjacent.
+// dst[column][row] = src[row][column], 16 x 16 of 32 bits; rows of src lie `stride` bytes apart, of dst adjacent.
 inline void transpose_units(const void* src, int64_t stride, uint32_t* dst) {
   __m512i a[16], b[16];
 #pragma GCC unroll 16

@@ -114,7 +114,7 @@ inline void store_head(const HeadRows& rows, const KvLayer& kv, uint8_t* page, i
   store_values<Pages>(rows, kv.head_size, values, value_scales);
 }
 
-// `head` counts the heads of a qkv row: q heads, then k heads, then v heads. `key_factors` are what keys are multiplied by.
+// `head` counts the heads of a qkv row: q heads, then k heads, then v heads. Keys are multiplied by `key_factors`.
 inline void rope_kv_head(const RopeKvArgs& args, const Stretch& stretch, int head, const float* key_factors) {
   int head_size = args.kv.head_size, kv_head = head - args.num_heads;
   bool is_query = kv_head < 0, is_key = !is_query && kv_head < args.kv.num_kv_heads;
