@@ -1,7 +1,8 @@
 """Real models stay within the accuracy bars: what a kernel, a layout or a model file gets slightly wrong shows here.
 
 To stay quick Gemma, whose vocabulary is the largest, reads one window of text here; `accuracy.py` run by itself reads
-two for every model, and its figures are in docs/log.md.
+two for every model, and its figures are in docs/log.md. SmolLM2, which is nearest to the bar of agreement, reads three:
+chance moves that figure by 0.3 %.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Dtype = Literal["int8", "bf16"]
 
 # activation dtype: (mean KL in nats at most, top-1 agreement at least)
 BARS = {"int8": (1e-2, 0.97), "bf16": (2e-3, 0.99)}
-NUM_WINDOWS = {"smollm2": 2, "gemma3": 1, "qwen05": 2}
+NUM_WINDOWS = {"smollm2": 3, "gemma3": 1, "qwen05": 2}
 
 
 @pytest.fixture(scope="module", params=list(NUM_WINDOWS))
