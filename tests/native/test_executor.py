@@ -81,7 +81,7 @@ def relative_error(found: FloatArray, expected: FloatArray) -> float:
     return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
 
-@pytest.mark.parametrize("activation_dtype, tolerance", [("bf16", 0.02), ("int8", 0.04)])
+@pytest.mark.parametrize("activation_dtype, tolerance", [("bf16", 0.02), ("int8", 0.05)])
 def test_logits_are_those_of_the_model(
     model: TinyModel, isa: str, activation_dtype: str, tolerance: float, rng: np.random.Generator
 ) -> None:
@@ -100,7 +100,7 @@ def test_weights_of_16_and_32_bits_may_be_rounded_to_int8(family: str, isa: str,
     plain = NativeExecutor(model.checkpoint, isa=isa, threads=1, activation_dtype="bf16")
     rounded = NativeExecutor(model.checkpoint, isa=isa, threads=2, activation_dtype="int8", quantization="int8")
     prompt = prompt_of(rng, 75)
-    assert relative_error(rounded.score(prompt), model.eager_logits(prompt)) < 0.05
+    assert relative_error(rounded.score(prompt), model.eager_logits(prompt)) < 0.06
     assert rounded.weight_bytes < 0.6 * plain.weight_bytes
 
 
