@@ -51,7 +51,8 @@ inline void head_tile(const HeadArgs& args, const TiledFormat& format, int64_t p
 inline void head(const HeadArgs& args, ThreadShare share) {
   TiledFormat format = tiled_format(*args.weight, args.src.kind);
   for (int row = 0; row < args.num_rows; ++row) args.largest[row] = {-INFINITY, 0};
-  for_sweeps(args.num_rows, format.num_panels, share, [&](const Sweep& sweep) {
+  // By columns however many the rows: the head has more weights than rows are worth.
+  for_sweeps_by_columns(args.num_rows, format.num_panels, share, [&](const Sweep& sweep) {
     const uint8_t* panel = args.weight->data + sweep.block * format.panel_bytes;
     for (int64_t tile = sweep.first; tile < sweep.last; ++tile) {
       int64_t row = sweep.rows.begin(tile);

@@ -1,5 +1,7 @@
 // Which tiles of a product a thread computes, and what is fetched meanwhile.
 #pragma once
+#include <algorithm>
+
 #include "tile.h"
 
 namespace octavo {
@@ -28,9 +30,9 @@ struct Sweep {
 constexpr int64_t kMaxTilesOfRows = 32;
 
 // Calls body(sweep) for what a thread computes: the tiles of the product in the order rows within columns, cut evenly.
-// Blocks of columns that cannot be dealt out evenly are thus cut by rows. Results do not depend on the cut.
+// Blocks of columns that cannot be dealt out evenly are thus cut by rows.
 template <class Body>
-inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, Body body) {
+inline void for_sweeps_by_columns(int64_t num_rows, int64_t num_blocks, ThreadShare share, Body body) {
   int64_t num_tiles = divide_up(num_rows, kMaxTileRows), parts = divide_up(num_tiles, kMaxTilesOfRows);
   for (int64_t part = 0; part < parts; ++part) {
     int64_t first_row = num_rows * part / parts, part_rows = num_rows * (part + 1) / parts - first_row;
@@ -44,6 +46,37 @@ inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, 
       body(Sweep{rows, block, first, last, is_first, begin < end});
     }
   }
+}
+
+// The same with the tiles in the order columns within rows. The tile of rows at which two threads part has its first
+// columns computed by one and its last by the other.
+template <class Body>
+inline void for_sweeps_by_rows(int64_t num_rows, int64_t num_blocks, ThreadShare share, Body body) {
+  RowTiles rows{0, num_rows, divide_up(num_rows, kMaxTileRows)};
+  int64_t tiles = rows.count * num_blocks;
+  int64_t begin = tiles * share.thread / share.num_threads, end = tiles * (share.thread + 1) / share.num_threads;
+  int64_t first_tile = begin / num_blocks, num_tiles = divide_up(end, num_blocks) - first_tile;
+  int64_t parts = divide_up(num_tiles, kMaxTilesOfRows);
+  for (int64_t part = 0; part < parts; ++part) {
+    int64_t part_first = first_tile + num_tiles * part / parts, part_last = first_tile + num_tiles * (part + 1) / parts;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      int64_t first = std::max(part_first, divide_up(begin - block, num_blocks));
+      int64_t last = std::min(part_last, divide_up(end - block, num_blocks));
+      if (first < last) body(Sweep{rows, block, first, last, block == 0, block + 1 < num_blocks});
+    }
+  }
+}
+
+// From so many rows a thread on, products are shared by rows: it costs more to fetch what another core wrote than to read
+// the weights with each thread.
+constexpr int64_t kMinRowsOfThread = 16;
+
+// Few rows are shared by columns, so that each weight is read once; many like all that is done row by row, so that a core
+// reads what it wrote itself. Results do not depend on it.
+template <class Body>
+inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, Body body) {
+  if (num_rows < kMinRowsOfThread * share.num_threads) return for_sweeps_by_columns(num_rows, num_blocks, share, body);
+  for_sweeps_by_rows(num_rows, num_blocks, share, body);
 }
 
 // What tile number `tile` of a sweep fetches. A panel that nothing has fetched before is a stream, fetched a little ahead.
