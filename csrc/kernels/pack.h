@@ -186,28 +186,33 @@ inline void pack(const oct_weight* weight, const void* gguf_blocks, const int32_
 }
 
 // Values of 32 columns of K of one weight row.
-inline void unpack_group(const oct_weight& weight, const PanelShape& shape, const uint8_t* group, int column,
-                         float* values) {
-  const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes);
-  int parts = kGroup / weight.group;
-  float scales[2] = {half_to_float(halves[column]), half_to_float(halves[(parts - 1) * shape.columns + column])};
-  float min = weight.has_min ? half_to_float(halves[parts * shape.columns + column]) : 0.0f;
+template <class Format>
+inline void unpack_group(const uint8_t* group, int column, float* values) {
+  constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(group + shape.codes_bytes) + column;
+  float scales[Format::scale_rows];
+  for (int part = 0; part < Format::scale_rows; ++part) scales[part] = half_to_float(halves[part * shape.columns]);
+  float min = Format::has_min ? half_to_float(halves[Format::scale_rows * shape.columns]) : 0.0f;
+  int vector = column / shape.lanes, lane = column % shape.lanes;
+#pragma GCC unroll 32
   for (int k = 0; k < kGroup; ++k) {
-    int code = code_at(shape, weight.table, group, column / shape.lanes, column % shape.lanes, k) - weight.zero;
-    values[k] = scales[k / kHalf] * float(code) - min;
+    int code = code_at(shape, Format::table, group, vector, lane, k) - Format::zero;
+    values[k] = scales[k / Format::group] * float(code) - min;
   }
 }
 
 inline void unpack_grouped_row(const oct_weight& weight, int64_t row, float* values) {
-  PanelShape shape = grouped_shape(weight);
   PanelFormat format = panel_format(weight);
-  const uint8_t* panel = weight.data + row / shape.columns * format.panel_bytes;
-  for (int64_t g = 0; g < format.num_groups; ++g) {
-    float group[kGroup];
-    unpack_group(weight, shape, panel + g * shape.group_bytes, int(row % shape.columns), group);
-    int64_t present = weight.num_columns - g * kGroup;
-    memcpy(values + g * kGroup, group, size_t(present < kGroup ? present : kGroup) * sizeof(float));
-  }
+  const uint8_t* panel = weight.data + row / format.columns * format.panel_bytes;
+  int64_t group_bytes = format.panel_bytes / format.num_groups;
+  visit_format(weight, [&](auto tag) {
+    for (int64_t g = 0; g < format.num_groups; ++g) {
+      float group[kGroup];
+      unpack_group<decltype(tag)>(panel + g * group_bytes, int(row % format.columns), group);
+      int64_t present = weight.num_columns - g * kGroup;
+      memcpy(values + g * kGroup, group, size_t(present < kGroup ? present : kGroup) * sizeof(float));
+    }
+  });
 }
 
 inline void unpack_row(const oct_weight* weight, int64_t row, float* values_K) {
