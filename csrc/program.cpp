@@ -241,7 +241,7 @@ void oct_program::execute(const oct_rope_kv& op, const oct_step& step, ThreadSha
 }
 
 void oct_program::execute(const oct_attention& op, const oct_step& step, ThreadShare share) {
-  context_.kernels.attention({matrix(op.qkv), matrix(op.dst), op.num_heads, op.scale, op.softcap, op.sinks,
+  context_.kernels.attention({matrix(op.qkv), destination(op.dst), op.num_heads, op.scale, op.softcap, op.sinks,
                               kv_->layer(op.kv_layer), octavo::batch_of(step, kv_->group_of(op.kv_layer)),
                               attention_scratch_ + share.thread * attention_scratch_stride_, attention_shared_},
                              share);

@@ -172,6 +172,12 @@ class InstructionCheck {
                 " do not lie in " + named("dst", op.dst) + " of " + std::to_string(dst.columns) + " columns");
   }
 
+  void takes_parts_of_rows(const char* field, int index) const {
+    int kind = buffer(field, index).kind;
+    require(kind != OCT_BUFFER_OPERAND_INT8_OUTLIERS && kind != OCT_BUFFER_OPERAND_INT8_ROW,
+            named(field, index) + " is of kind " + kind_name(kind) + ", which takes whole rows");
+  }
+
   void check(const oct_gated_linear& op) const {
     const oct_weight& gate = weight("gate", op.gate);
     const oct_weight& up = weight("up", op.up);
@@ -184,9 +190,7 @@ class InstructionCheck {
     rows("src_up", src_up, src.row_space);
     columns("dst", op.dst, gate.num_rows);
     rows("dst", op.dst, src.row_space);
-    int kind = buffer("dst", op.dst).kind;
-    require(kind != OCT_BUFFER_OPERAND_INT8_OUTLIERS && kind != OCT_BUFFER_OPERAND_INT8_ROW,
-            named("dst", op.dst) + " is of kind " + kind_name(kind) + ", which takes whole rows");
+    takes_parts_of_rows("dst", op.dst);
     require(op.dst != op.src && op.dst != src_up, named("dst", op.dst) + " is also a source");
   }
 
@@ -221,7 +225,11 @@ class InstructionCheck {
 
   void check(const oct_attention& op) const {
     check_heads(op.qkv, op.num_heads, op.num_kv_heads, op.head_size, op.kv_layer);
-    matrix("dst", op.dst);
+    takes_parts_of_rows("dst", op.dst);
+    bool is_operand = buffer("dst", op.dst).kind != OCT_BUFFER_F32;
+    require(!is_operand || op.head_size % OCT_OPERAND_GROUP == 0,
+            named("dst", op.dst) + " is an operand, but heads of " + std::to_string(op.head_size) +
+                " are not whole groups of " + std::to_string(OCT_OPERAND_GROUP) + " columns");
     columns("dst", op.dst, int64_t(op.num_heads) * op.head_size);
     rows("dst", op.dst, OCT_ROWS_TOKENS);
     require(op.dst != op.qkv, named("dst", op.dst) + " is also qkv");

@@ -97,6 +97,8 @@ enum oct_buffer_kind {
 };
 enum oct_row_space { OCT_ROWS_TOKENS = 0, OCT_ROWS_LOGITS = 1 };
 
+enum { OCT_OPERAND_GROUP = 32 };  // columns of an INT8 operand that are rounded together
+
 typedef struct {
   int32_t kind;       // oct_buffer_kind
   int32_t row_space;  // oct_row_space: one row a token of the step, or one a row that needs logits
@@ -186,7 +188,7 @@ typedef struct {
 } oct_rope_kv;
 
 // Causal attention of the step's queries over their requests' pages, as far as the window of the layer's group reaches.
-// dst is fp32 [T, H C].
+// dst is fp32 [T, H C], or an INT8 or BF16 operand if C is a multiple of OCT_OPERAND_GROUP.
 typedef struct {
   int32_t qkv;  // q in the first H C columns
   int32_t dst;

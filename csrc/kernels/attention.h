@@ -11,6 +11,7 @@
 #include "kernels.h"
 #include "kv_bf16.h"
 #include "kv_int8.h"
+#include "operand.h"
 #include "vec.h"
 
 namespace octavo {
@@ -102,18 +103,25 @@ inline void load_queries(const AttentionArgs& args, const QueryTile& tile, int k
   }
 }
 
+inline void scale_output(const float* src, float factor, int head_size, float* dst) {
+  constexpr int width = F32::width;
+  int i = 0;
+  for (; i + width <= head_size; i += width) (F32::load(src + i) * F32::set1(factor)).store(dst + i);
+  for (; i < head_size; ++i) dst[i] = src[i] * factor;
+}
+
+// `states` are spent afterwards.
 inline void store_outputs(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group,
                           const RowStates& states) {
-  constexpr int width = F32::width;
   int head_size = args.kv.head_size;
+  const Matrix& matrix = args.dst.matrix;
   for (int row = 0; row < tile.num_tokens * group; ++row) {
-    float* dst = args.dst.data + (tile.first_token + row / group) * args.dst.stride +
-                 int64_t(kv_head * group + row % group) * head_size;
-    const float* src = states.output + int64_t(row) * head_size;
-    float inverse = 1.0f / states.sum[row];
-    int i = 0;
-    for (; i + width <= head_size; i += width) (F32::load(src + i) * F32::set1(inverse)).store(dst + i);
-    for (; i < head_size; ++i) dst[i] = src[i] * inverse;
+    int token = tile.first_token + row / group;
+    int64_t column = int64_t(kv_head * group + row % group) * head_size;
+    float* output = states.output + int64_t(row) * head_size;
+    float* dst = matrix.data ? matrix.data + token * matrix.stride + column : output;
+    scale_output(output, 1.0f / states.sum[row], head_size, dst);
+    if (args.dst.operand.data) quantize_columns(output, head_size, args.dst.operand, token, column);
   }
 }
 

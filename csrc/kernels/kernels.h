@@ -165,7 +165,7 @@ struct RopeKvArgs {
 
 struct AttentionArgs {
   Matrix qkv;
-  Matrix dst;
+  Destination dst;  // an operand only where heads are whole groups of its columns
   int num_heads;
   float scale;
   float softcap;

@@ -20,7 +20,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kGroup = 32;         // what K is padded to
+constexpr int kGroup = OCT_OPERAND_GROUP;  // what K is padded to
 constexpr int kHalf = kGroup / 2;  // columns that a scale of a 6-bit weight covers
 
 struct Int8Group {

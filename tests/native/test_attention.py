@@ -15,11 +15,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from octavo.backends.native.instructions import Attention, Buffer, RopeKv
+from octavo.backends.native.instructions import Attention, Buffer, Linear, Quantize, RopeKv
 from octavo.backends.native.library import Context, FloatArray, KvCache
+from octavo.backends.native.lower import operand_kind
 from octavo.config import BLOCK_TOKENS
 from octavo.graph.ops import KvLayer
-from tests.native.harness import F32, Chunk, Step, kv_cache, num_blocks_for, run
+from octavo.quant.gguf import Layout
+from octavo.weights.gguf import GGUFType
+from tests.native.harness import F32, Chunk, Step, kv_cache, num_blocks_for, random_tensor, run
 from tests.native.reference import attention
 
 Dtype = Literal["bf16", "int8"]
@@ -125,6 +128,31 @@ def tolerance(context: Context, dtype: Dtype = "bf16") -> float:
     if dtype == "int8":
         return 1e-2
     return 3e-2 if context.isa == "avx512" else 8e-5
+
+
+@DTYPES
+@pytest.mark.parametrize("layout", [Layout.GROUPED, Layout.BF16])
+def test_heads_may_write_the_operand_of_a_product(
+    context: Context, dtype: Dtype, layout: Layout, rng: np.random.Generator
+) -> None:
+    """The same bits as an fp32 output rounded afterwards, also where threads share a request."""
+    layer = Layer.of(6, 2, 64, dtype=dtype)
+    lengths = [1, 3, 150, 700]
+    chunks = [Chunk(n if n < 200 else 1, 0 if n < 200 else n - 1, blocks) for n, blocks in
+              zip(lengths, shuffled_blocks(rng, lengths), strict=True)]  # fmt: skip
+    rows = np.concatenate(layer.requests(rng, [chunk.num_tokens for chunk in chunks]))
+    weight = random_tensor(rng, GGUFType.Q8_0, (40, 6 * 64)).pack(context, layout)
+    operand = operand_kind(layout, outliers=False)
+    buffers = [Buffer(F32, layer.qkv_columns), Buffer(F32, 6 * 64), Buffer(operand, 6 * 64), Buffer(F32, 40)]
+
+    def product(dst: int, *between: Quantize) -> FloatArray:
+        attention = Attention(0, dst, 6, layer.kv, layer.scale)
+        text = [RopeKv(0, None, 6, layer.kv), attention, *between, Linear(2, 3, "w", 40)]
+        return run(
+            context, buffers, text, Step(chunks), inputs={0: rows}, weights={"w": weight}, kv=layer.cache
+        ).buffers[3]  # fmt: skip
+
+    np.testing.assert_array_equal(product(2), product(1, Quantize(1, 2)))
 
 
 SHAPES = [

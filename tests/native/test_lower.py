@@ -57,8 +57,8 @@ def of_type(text: ProgramText, kind: type[Op]) -> list[Op]:
 
 
 def test_a_llama_layer_is_fused_and_waits_only_where_it_must() -> None:
-    first = "Embed | RmsNorm RotaryTable | Linear Linear Linear | RopeKv | Attention | Quantize | Linear |"
-    layer = "RmsNorm | Linear Linear Linear | RopeKv | Attention | Quantize | Linear |"
+    first = "Embed | RmsNorm RotaryTable | Linear Linear Linear | RopeKv | Attention | Linear |"
+    layer = "RmsNorm | Linear Linear Linear | RopeKv | Attention | Linear |"
     last = "RmsNorm | Linear Linear Linear | RopeKv | Attention | SelectRows SelectRows | Quantize | Linear |"
     feed_forward = "RmsNorm | GatedLinear | Linear |"
     end = "RmsNorm | Sample"
@@ -112,7 +112,9 @@ def test_only_what_norms_give_keeps_outliers_apart() -> None:
     """Queries, keys, values, gate, up and the head read normalised rows; outputs of attention and gates are plain."""
     text = lowered("llama")
     assert {kinds(text, norm.dst)[0] for norm in of_type(text, op.RmsNorm)} == {BufferKind.OPERAND_INT8_OUTLIERS}
-    plain = [*of_type(text, op.GatedLinear), *of_type(text, op.Quantize)]
+    *attentions, before_selection = of_type(text, op.Attention)
+    assert kinds(text, before_selection.dst) == [BufferKind.F32]
+    plain = [*of_type(text, op.GatedLinear), *of_type(text, op.Quantize), *attentions]
     assert {kinds(text, operation.dst)[0] for operation in plain} == {BufferKind.OPERAND_INT8}
     assert kinds(text, *(sample.src for sample in of_type(text, op.Sample))) == [BufferKind.OPERAND_INT8_OUTLIERS]
 
@@ -133,6 +135,13 @@ def test_the_gate_writes_what_the_down_projection_reads() -> None:
     for layout, kind in [(Layout.BF16, BufferKind.OPERAND_BF16), (Layout.GROUPED, BufferKind.OPERAND_INT8)]:
         text = lowered("llama", down=layout)
         assert all(kinds(text, gate.dst) == [kind] for gate in of_type(text, op.GatedLinear))
+
+
+@pytest.mark.parametrize(("head_size", "kind"), [(32, BufferKind.OPERAND_INT8), (48, BufferKind.F32)])
+def test_heads_write_an_operand_if_they_are_whole_groups_of_it(head_size: int, kind: BufferKind) -> None:
+    model = Llama(replace(LLAMA, head_size=head_size))
+    text = lower(trace(model), layouts_of(model.weights))
+    assert kinds(text, of_type(text, op.Attention)[0].dst) == [kind]
 
 
 def test_all_bf16_needs_no_int8_buffer() -> None:

@@ -96,6 +96,8 @@ WRONG: list[tuple[Operation, str]] = [
     (op.GatedLinear(1, 0, "u8", "bf16", "silu"), "src_up"),
     (op.GatedLinear(1, 7, "u8", "u8", "silu"), "of kind int8 operand with outliers, which takes whole rows"),
     (op.RopeKv(3, 6, 3, KV), "3 heads cannot share 2"),
+    (op.Attention(3, 1, 4, KV, 1.0), "heads of 16 are not whole groups of 32 columns"),
+    (op.Attention(3, 7, 4, KV, 1.0), "of kind int8 operand with outliers, which takes whole rows"),
     (op.RopeKv(3, 6, 8, KV), r"qkv \(buffer 3\) has 128 columns, but needs 192"),
     (op.RopeKv(3, 0, 4, KV), r"rotary \(buffer 0\) has 64 columns, but heads have 16"),
     (op.RopeKv(3, 6, 4, KvLayer(1, 2, 16)), "kv_layer is 1, but the KV cache has 1"),

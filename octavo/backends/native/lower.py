@@ -6,6 +6,7 @@ instruction. What is folded:
     norm -> linears                      the norm writes the operand the linears read, no fp32 in between
     q, k, v linears -> attention         side by side into one buffer
     head norm, rope -> attention         one pass that also writes keys and values to their pages
+    attention -> linear                  heads write the operand the linear reads
     gate and up linears -> gate          one product of two matrices, which writes the operand of the next linear
     linear, norm or moe -> add           added to the residual stream in place
 
@@ -29,6 +30,8 @@ from octavo.graph import ops
 from octavo.graph.early_selection import inputs_of, select_rows_early
 from octavo.graph.trace import Graph
 from octavo.quant.gguf import Layout
+
+OPERAND_GROUP = 32  # columns of an operand that are rounded together
 
 
 def operand_kind(layout: Layout, *, outliers: bool) -> BufferKind:
@@ -127,6 +130,12 @@ class _Lowering:
             for user in self.users[node]
         }
         return sorted(kinds) or [BufferKind.F32]
+
+    def kind_by_columns(self, node: ops.Tensor) -> BufferKind:
+        """The form that all users of `node` want, if it can be written some columns at a time; else fp32."""
+        kinds = self.kinds_needed(node)
+        by_columns = (BufferKind.OPERAND_INT8, BufferKind.OPERAND_BF16)
+        return kinds[0] if len(kinds) == 1 and kinds[0] in by_columns else BufferKind.F32
 
     def used_only_by(self, node: ops.Tensor, *kinds: type[ops.Tensor]) -> bool:
         users = self.users[node]
@@ -242,7 +251,9 @@ def _lower_attention(lowering: _Lowering, node: ops.Attention) -> None:
             qkv, rotary, node.num_heads, kv, _head_norm_epsilon(node, q.norm, k.norm), _norm_name(q), _norm_name(k)
         )
     )
-    dst = lowering.new_buffer(BufferKind.F32, node.columns)
+    # No two heads may share a group of an operand.
+    kind = lowering.kind_by_columns(node) if kv.head_size % OPERAND_GROUP == 0 else BufferKind.F32
+    dst = lowering.new_buffer(kind, node.columns)
     sinks = node.sinks.name if node.sinks is not None else None
     lowering.emit(instructions.Attention(qkv, dst, node.num_heads, kv, node.scale, node.softcap, sinks))
     lowering.keep(node, dst)
@@ -276,10 +287,7 @@ def _lower_gate(lowering: _Lowering, node: ops.Gate) -> None:
     gate, up = (_plain_linear(lowering, node, side) for side in (node.gate, node.up))
     src = lowering.operand(gate.x, lowering.operand_kind(gate))
     src_up = lowering.operand(up.x, lowering.operand_kind(up))
-    kinds = lowering.kinds_needed(node)
-    writes_columns = len(kinds) == 1 and kinds[0] is not BufferKind.OPERAND_INT8_ROW  # which takes whole rows
-    kind = kinds[0] if writes_columns else BufferKind.F32
-    dst = lowering.new_buffer(kind, node.columns, lowering.buffers[src].row_space)
+    dst = lowering.new_buffer(lowering.kind_by_columns(node), node.columns, lowering.buffers[src].row_space)
     lowering.emit(
         instructions.GatedLinear(
             src, dst, gate.weight.name, up.weight.name, node.activation, src_up if src_up != src else None
