@@ -83,6 +83,14 @@ inline float emulated_reduce_add_ps(__m512 values) {
   return x[0];
 }
 
+inline int emulated_reduce_add_epi32(__m512i values) {
+  alignas(64) int32_t x[16];
+  _mm512_store_si512(x, values);
+  int sum = 0;
+  for (int value : x) sum += value;
+  return sum;
+}
+
 inline float emulated_reduce_max_ps(__m512 values) {
   alignas(64) float x[16];
   _mm512_store_ps(x, values);
@@ -101,5 +109,6 @@ inline float emulated_reduce_max_ps(__m512 values) {
 #define _mm512_cvtne2ps_pbh emulated_cvtne2ps_pbh
 #define _mm512_cvtph_ps emulated_cvtph_ps
 #define _mm512_cvtps_epi32 emulated_cvtps_epi32
+#define _mm512_reduce_add_epi32 emulated_reduce_add_epi32
 #define _mm512_reduce_add_ps emulated_reduce_add_ps
 #define _mm512_reduce_max_ps emulated_reduce_max_ps
