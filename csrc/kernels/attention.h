@@ -113,16 +113,24 @@ inline void scale_output(const float* src, float factor, int head_size, float* d
 // `states` are spent afterwards.
 inline void store_outputs(const AttentionArgs& args, const QueryTile& tile, int kv_head, int group,
                           const RowStates& states) {
-  int head_size = args.kv.head_size;
+  int head_size = args.kv.head_size, rows = tile.num_tokens * group;
   const Matrix& matrix = args.dst.matrix;
-  for (int row = 0; row < tile.num_tokens * group; ++row) {
-    int token = tile.first_token + row / group;
-    int64_t column = int64_t(kv_head * group + row % group) * head_size;
+  const Operand& operand = args.dst.operand;
+  auto token_of = [&](int row) { return tile.first_token + row / group; };
+  auto column_of = [&](int row) { return int64_t(kv_head * group + row % group) * head_size; };
+  for (int row = 0; row < rows; ++row) {
     float* output = states.output + int64_t(row) * head_size;
-    float* dst = matrix.data ? matrix.data + token * matrix.stride + column : output;
+    float* dst = matrix.data ? matrix.data + token_of(row) * matrix.stride + column_of(row) : output;
     scale_output(output, 1.0f / states.sum[row], head_size, dst);
-    if (args.dst.operand.data) quantize_columns(output, head_size, args.dst.operand, token, column);
+    if (operand.kind == OCT_BUFFER_OPERAND_BF16) quantize_columns(output, head_size, operand, token_of(row), column_of(row));
   }
+  if (operand.kind != OCT_BUFFER_OPERAND_INT8) return;
+  int groups = head_size / kGroup;
+  auto place_of = [&](int64_t i) {
+    int row = int(i) / groups;
+    return group_at(operand, token_of(row), column_of(row)) + int(i) % groups;
+  };
+  quantize_groups(int64_t(rows) * groups, [&](int64_t i) { return states.output + i * kGroup; }, place_of);
 }
 
 // ---- key tiles ---------------------------------------------------------------------------------------------------

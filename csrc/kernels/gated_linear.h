@@ -57,21 +57,6 @@ inline void apply_gate(int activation, const float* gate, float* up, int num_row
   }
 }
 
-// values[num_rows][kGatedColumns] of whole groups: the magnitudes of all first, which are long chains of dependent steps.
-inline void quantize_whole_groups(const float* values, int num_rows, int groups, const Operand& dst, int64_t row,
-                                  int64_t column) {
-  constexpr int most = kGatedColumns / kGroup;
-  float magnitudes[kMaxTileRows * most];
-  for (int i = 0; i < num_rows * groups; ++i) {
-    magnitudes[i] = largest_magnitude(values + i / groups * kGatedColumns + i % groups * kGroup, kGroup);
-  }
-  for (int i = 0; i < num_rows * groups; ++i) {
-    int r = i / groups, g = i % groups;
-    Int8Group* dst_row = reinterpret_cast<Int8Group*>(dst.data + (row + r) * dst.row_bytes);
-    quantize_group(values + r * kGatedColumns + g * kGroup, magnitudes[i], dst_row + column / kGroup + g);
-  }
-}
-
 // values[num_rows][kGatedColumns], of which `count` columns are there, to columns of rows of the destination.
 inline void write_block(const float* values, int num_rows, int64_t count, const Destination& dst, int64_t row,
                         int64_t column) {
@@ -81,7 +66,10 @@ inline void write_block(const float* values, int num_rows, int64_t count, const 
   }
   if (!dst.operand.data) return;
   if (dst.operand.kind == OCT_BUFFER_OPERAND_INT8 && count % kGroup == 0) {
-    return quantize_whole_groups(values, num_rows, int(count / kGroup), dst.operand, row, column);
+    int groups = int(count / kGroup);
+    auto values_of = [=](int64_t i) { return values + int(i) / groups * kGatedColumns + int(i) % groups * kGroup; };
+    auto place_of = [&](int64_t i) { return group_at(dst.operand, row + int(i) / groups, column) + int(i) % groups; };
+    return quantize_groups(int64_t(num_rows) * groups, values_of, place_of);
   }
   for (int r = 0; r < num_rows; ++r) quantize_columns(values + r * kGatedColumns, count, dst.operand, int(row) + r, column);
 }

@@ -160,24 +160,30 @@ inline void quantize_group(const float* values, float magnitude, Int8Group* dst)
   dst->sum = dst->scale * float(-dst->negated_sums[2]);
 }
 
-// values[count * 32], some groups at a time: their magnitudes first, since each is a long chain of dependent steps.
-inline void quantize_groups(const float* values, int64_t count, Int8Group* dst) {
-  constexpr int64_t chunk = 8;
+// Groups values_of(g)[32] to place_of(g), some at a time: their magnitudes first, since each is a long chain of dependent
+// steps.
+template <class ValuesOf, class PlaceOf>
+inline void quantize_groups(int64_t count, ValuesOf values_of, PlaceOf place_of) {
+  constexpr int64_t chunk = 12;
   float magnitudes[chunk];
   for (int64_t first = 0; first < count; first += chunk) {
     int64_t groups = count - first < chunk ? count - first : chunk;
-    for (int64_t g = 0; g < groups; ++g) magnitudes[g] = largest_magnitude(values + (first + g) * kGroup, kGroup);
-    for (int64_t g = 0; g < groups; ++g) quantize_group(values + (first + g) * kGroup, magnitudes[g], dst + first + g);
+    for (int64_t g = 0; g < groups; ++g) magnitudes[g] = largest_magnitude(values_of(first + g), kGroup);
+    for (int64_t g = 0; g < groups; ++g) quantize_group(values_of(first + g), magnitudes[g], place_of(first + g));
   }
+}
+
+inline Int8Group* group_at(const Operand& dst, int64_t row, int64_t column) {
+  return reinterpret_cast<Int8Group*>(dst.data + row * dst.row_bytes) + column / kGroup;
 }
 
 // values[count * 32] to groups [group, group + count) of a row.
 inline void quantize_groups(const float* values, int64_t count, Operand dst, int row, int64_t group) {
-  uint8_t* dst_row = dst.data + row * dst.row_bytes;
   if (dst.kind != OCT_BUFFER_OPERAND_BF16) {
-    return quantize_groups(values, count, reinterpret_cast<Int8Group*>(dst_row) + group);
+    Int8Group* groups = group_at(dst, row, group * kGroup);
+    return quantize_groups(count, [=](int64_t g) { return values + g * kGroup; }, [=](int64_t g) { return groups + g; });
   }
-  Bf16Element* elements = reinterpret_cast<Bf16Element*>(dst_row) + group * kGroup;
+  Bf16Element* elements = reinterpret_cast<Bf16Element*>(dst.data + row * dst.row_bytes) + group * kGroup;
   for (int64_t g = 0; g < count; ++g) round_group_to_bf16(values + g * kGroup, elements + g * kGroup);
 }
 
