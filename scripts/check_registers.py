@@ -2,7 +2,7 @@
 
 A register tile is fast only while its sums stay in registers; one rolled loop over them, or a compiler that prefers
 memory, costs half the speed and no test notices. A hot loop is an innermost loop with several dot products or
-multiply-adds of full width.
+multiply-adds of full width, or a loop around others that has many of them itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ TARGET = re.compile(r"^([0-9a-f]+) <")
 ARITHMETIC = re.compile(r"^(vdpbf16ps|vpdpbusd|vpdpwssd|vfn?m(add|sub)\d+ps)$")
 ON_STACK = re.compile(r"\(%r[sb]p")
 LEAST_ARITHMETIC = 4
+LEAST_AROUND_OTHERS = 48
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,20 @@ def functions(object_file: str) -> Iterator[tuple[str, list[Instruction]]]:
     yield name, body
 
 
-def innermost_loops(body: list[Instruction]) -> list[list[Instruction]]:
-    """From the target of each jump backward to the jump, if no other such loop lies inside."""
+def loops(body: list[Instruction]) -> Iterator[tuple[int, list[Instruction]]]:
+    """From the target of each jump backward to the jump, without the loops inside; and how much makes it a hot one."""
     spans = {(jump.target, jump.address) for jump in body if jump.target is not None and jump.target <= jump.address}
-    inner = [
-        (first, last)
-        for first, last in spans
-        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in spans)
-    ]
-    return [[i for i in body if first <= i.address <= last] for first, last in sorted(inner)]
+    for first, last in sorted(spans):
+        inner = [(a, b) for a, b in spans if first <= a and b <= last and (a, b) != (first, last)]
+        own = [i for i in body if first <= i.address <= last and not any(a <= i.address <= b for a, b in inner)]
+        yield LEAST_AROUND_OTHERS if inner else LEAST_ARITHMETIC, own
 
 
 def main() -> int:
     num_hot, failed = 0, False
     for name, body in functions(sys.argv[1]):
-        for loop in innermost_loops(body):
-            if sum(instruction.is_arithmetic for instruction in loop) < LEAST_ARITHMETIC:
+        for least_arithmetic, loop in loops(body):
+            if sum(instruction.is_arithmetic for instruction in loop) < least_arithmetic:
                 continue
             num_hot += 1
             kept = sum(instruction.keeps_on_stack for instruction in loop)

@@ -72,46 +72,55 @@ inline void store_sums(const __m512 (&sums)[R][2], float* out, int64_t out_strid
   }
 }
 
-// Integer dots of one part of a group: of all of it, or of the half that a scale covers. after_step(s) follows step s.
-template <class Format, int R, class AfterStep>
-[[gnu::always_inline]] inline void dot_part(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int part,
-                                            v16si (&dots)[R][2], AfterStep after_step) {
-  constexpr int parts = Format::scale_rows, steps = kSteps / parts;
+// Where dots of one part of a group start: all of it, or the half that a scale covers.
+template <class Format, int R>
+[[gnu::always_inline]] inline void start_dots(const uint8_t* rows, int64_t row_bytes, int part, v16si (&dots)[R][2]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     __m512i start = _mm512_setzero_si512();
     if constexpr (Format::zero != 0) {
-      int negated_sum = group_of_row(rows, row_bytes, r).negated_sums[parts == 1 ? 2 : part];
+      int negated_sum = group_of_row(rows, row_bytes, r).negated_sums[Format::scale_rows == 1 ? 2 : part];
       start = _mm512_slli_epi32(_mm512_set1_epi32(negated_sum), __builtin_ctz(Format::zero));
     }
     dots[r][0] = dots[r][1] = v16si(start);
   }
+}
+
+template <class Format, int R>
+[[gnu::always_inline]] inline void dot_step(const uint8_t* rows, int64_t row_bytes, const uint8_t* panel, int s,
+                                            v16si (&dots)[R][2]) {
+  asm volatile("" ::: "memory");  // or GCC loads codes of later steps first, and spills them
+  __m512i codes[2];
+  load_step<Format>(panel, s, codes);
 #pragma GCC unroll 8
-  for (int s = part * steps; s < (part + 1) * steps; ++s) {
-    asm volatile("" ::: "memory");  // or GCC loads codes of later steps first, and spills them
-    __m512i codes[2];
-    load_step<Format>(panel, s, codes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      int step;
-      memcpy(&step, group_of_row(rows, row_bytes, r).codes + 4 * s, 4);
-      __m512i activations = _mm512_set1_epi32(step);
+  for (int r = 0; r < R; ++r) {
+    int step;
+    memcpy(&step, group_of_row(rows, row_bytes, r).codes + 4 * s, 4);
+    __m512i activations = _mm512_set1_epi32(step);
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        dots[r][v] = v16si(_mm512_dpbusd_epi32(__m512i(dots[r][v]), codes[v], activations));
-      }
+    for (int v = 0; v < 2; ++v) {
+      dots[r][v] = v16si(_mm512_dpbusd_epi32(__m512i(dots[r][v]), codes[v], activations));
     }
-    after_step(s);
   }
 }
 
-// Subtracts the minimums of a group from the sums of one row.
+// GCC computes the value before what follows in memory, however it would like to mix them.
+[[gnu::always_inline]] inline void compute_here([[maybe_unused]] __m512& value) {
+#ifndef OCT_EMULATE_AVX512
+  asm volatile("" : "+v"(value));
+#endif
+}
+
+// Subtracts the minimums of a group from the sums of rows 2 * pair and the next in one vector of columns.
 template <int R>
-[[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, int r, const __m512 (&mins)[2],
-                                                     __m512 (&sums)[R][2]) {
-  __m512 row_sum = _mm512_set1_ps(group_of_row(rows, row_bytes, r).sum);
+[[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, int pair, int vector,
+                                                     __m512 mins, __m512 (&sums)[R][2]) {
 #pragma GCC unroll 2
-  for (int v = 0; v < 2; ++v) sums[r][v] = _mm512_fnmadd_ps(mins[v], row_sum, sums[r][v]);
+  for (int r = 2 * pair; r < 2 * pair + 2 && r < R; ++r) {
+    __m512 row_sum = _mm512_set1_ps(group_of_row(rows, row_bytes, r).sum);
+    sums[r][vector] = _mm512_fnmadd_ps(mins, row_sum, sums[r][vector]);
+    compute_here(sums[r][vector]);  // not beside the codes of the next step
+  }
 }
 
 // A dot times its row's scale for the group. Powers of two are added to the exponent, by other units than those that
@@ -154,6 +163,7 @@ template <class Format>
   const uint16_t* mins = halves + Format::scale_rows * shape.columns;
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
+    asm volatile("" ::: "memory");  // one vector after the other
     __m512i codes = load_codes_of_column<Format>(group, column, v);
     __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(codes, _mm512_set1_epi32(Format::zero)));
     __m512 scale = load_halves(scales + v * kLanes);
@@ -192,21 +202,24 @@ template <class Format, bool has_outliers, int R>
 [[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* kept,
                                              const uint8_t* panel, __m512 (&sums)[R][2]) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
+  constexpr int outliers_step = 1, first_min_step = has_outliers ? outliers_step + 1 : 0, pairs = (kMaxTileRows + 1) / 2;
+  static_assert(first_min_step + 2 * pairs <= kSteps, "after each step the minimums of two rows in one vector");
+  constexpr int parts = Format::scale_rows, steps = kSteps / parts;
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
-  const uint16_t* min_row = halves + Format::scale_rows * shape.columns;
-  __m512 mins[2];
-  if constexpr (Format::has_min) mins[0] = load_halves(min_row), mins[1] = load_halves(min_row + kLanes);
-  constexpr int outliers_step = 1, first_min_step = has_outliers ? outliers_step + 1 : 0;
-  static_assert(first_min_step + R <= kSteps, "after each step the minimums of one row");
-  auto between_steps = [&](int s) __attribute__((always_inline)) {
-    int row = s - first_min_step;
-    if (has_outliers && s == outliers_step) add_outliers<Format, R>(rows, row_bytes, kept, panel, sums);
-    if (Format::has_min && row >= 0 && row < R) subtract_minimums<R>(rows, row_bytes, row, mins, sums);
-  };
+  __m512 mins;  // of the vector whose turn it is, since registers are short
 #pragma GCC unroll 2
-  for (int part = 0; part < Format::scale_rows; ++part) {
+  for (int part = 0; part < parts; ++part) {
     v16si dots[R][2];
-    dot_part<Format, R>(rows, row_bytes, panel, part, dots, between_steps);
+    start_dots<Format, R>(rows, row_bytes, part, dots);
+#pragma GCC unroll 8
+    for (int s = part * steps; s < (part + 1) * steps; ++s) {
+      dot_step<Format, R>(rows, row_bytes, panel, s, dots);
+      if (has_outliers && s == outliers_step) add_outliers<Format, R>(rows, row_bytes, kept, panel, sums);
+      int turn = s - first_min_step, pair = turn % pairs, vector = turn / pairs;
+      if (!Format::has_min || turn < 0 || vector > 1) continue;
+      if (pair == 0) mins = load_halves(halves + parts * shape.columns + vector * kLanes);
+      subtract_minimums<R>(rows, row_bytes, pair, vector, mins, sums);
+    }
     const uint16_t* scale_row = halves + part * shape.columns;
     __m512 scales[2] = {load_halves(scale_row), load_halves(scale_row + kLanes)};
 #pragma GCC unroll 8
