@@ -122,7 +122,8 @@ inline void store_outputs(const AttentionArgs& args, const QueryTile& tile, int 
     float* output = states.output + int64_t(row) * head_size;
     float* dst = matrix.data ? matrix.data + token_of(row) * matrix.stride + column_of(row) : output;
     scale_output(output, 1.0f / states.sum[row], head_size, dst);
-    if (operand.kind == OCT_BUFFER_OPERAND_BF16) quantize_columns(output, head_size, operand, token_of(row), column_of(row));
+    if (operand.kind != OCT_BUFFER_OPERAND_BF16) continue;
+    quantize_columns(output, head_size, operand, token_of(row), column_of(row));
   }
   if (operand.kind != OCT_BUFFER_OPERAND_INT8) return;
   int groups = head_size / kGroup;

@@ -13,7 +13,6 @@
 namespace octavo {
 namespace {
 
-constexpr float kLog2E = 1.44269504f;
 constexpr int kRowPadding = 16;  // row-wise arrays are as long as whole vectors
 
 inline int padded_rows(int rows) { return (rows + kRowPadding - 1) / kRowPadding * kRowPadding; }

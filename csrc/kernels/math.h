@@ -5,6 +5,8 @@
 namespace octavo {
 namespace {
 
+constexpr float kLog2E = 1.44269504f;
+
 // x = n ln 2 + r with |r| <= ln 2 / 2, and expm1(r) as a polynomial: relative error below 2e-8 before rounding.
 struct ReducedExponential {
   F32 n;
@@ -12,7 +14,7 @@ struct ReducedExponential {
 };
 
 inline ReducedExponential reduce_exponential(F32 x) {
-  F32 n = round(x * F32::set1(1.44269504f));
+  F32 n = round(x * F32::set1(kLog2E));
   F32 r = fma(n, F32::set1(-0.693145751953125f), x);  // 15 bits of ln 2: n times it is exact
   r = fma(n, F32::set1(-1.42860682e-6f), r);
   F32 tail = F32::set1(0.0013814320555f);

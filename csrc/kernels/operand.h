@@ -1,10 +1,10 @@
 // Operands: rows of activations in the form the products read them. See docs/decisions/0002.
 //
 // INT8: a row is a run of Int8Group, one for each 32 columns. For weights of integer codes.
-// INT8_OUTLIERS: such a run without the outliers of the row, then an OutlierHeader, then [groups][32] fp32 with the outliers
-// at their columns and zeros between; groups without any are not written. An outlier would make the step size of its group
-// coarse, and such groups cause most of the rounding error of a row; so products add what outliers give exactly
-// (outliers.h). Scales are powers of two of one unit a row, which are multiplied by next to products at no cost.
+// INT8_OUTLIERS: such a run without the outliers of the row, then an OutlierHeader, then [groups][32] fp32 with the
+// outliers at their columns and zeros between; groups without any are not written. An outlier would make the step size of
+// its group coarse, and such groups cause most of the rounding error of a row; so products add what outliers give exactly
+// (outliers.h). Scales are powers of two times one unit a row, by which products multiply at no cost.
 // INT8_ROW: an Int8RowHeader, then int8 codes with one scale for all of the row. For weights with a scale for each row.
 // BF16: a row of values rounded to bf16. AVX2 and scalar builds keep the rounded values as fp32, which their
 // multipliers want; AVX-512 keeps bf16.
@@ -160,8 +160,8 @@ inline void quantize_group(const float* values, float magnitude, Int8Group* dst)
   dst->sum = dst->scale * float(-dst->negated_sums[2]);
 }
 
-// Groups values_of(g)[32] to place_of(g), some at a time: their magnitudes first, since each is a long chain of dependent
-// steps.
+// Groups values_of(g)[32] to place_of(g), some at a time: their magnitudes first, since each is a long chain of
+// dependent steps.
 template <class ValuesOf, class PlaceOf>
 inline void quantize_groups(int64_t count, ValuesOf values_of, PlaceOf place_of) {
   constexpr int64_t chunk = 12;
@@ -181,7 +181,8 @@ inline Int8Group* group_at(const Operand& dst, int64_t row, int64_t column) {
 inline void quantize_groups(const float* values, int64_t count, Operand dst, int row, int64_t group) {
   if (dst.kind != OCT_BUFFER_OPERAND_BF16) {
     Int8Group* groups = group_at(dst, row, group * kGroup);
-    return quantize_groups(count, [=](int64_t g) { return values + g * kGroup; }, [=](int64_t g) { return groups + g; });
+    auto values_of = [=](int64_t g) { return values + g * kGroup; };
+    return quantize_groups(count, values_of, [=](int64_t g) { return groups + g; });
   }
   Bf16Element* elements = reinterpret_cast<Bf16Element*>(dst.data + row * dst.row_bytes) + group * kGroup;
   for (int64_t g = 0; g < count; ++g) round_group_to_bf16(values + g * kGroup, elements + g * kGroup);
@@ -211,7 +212,7 @@ constexpr float kOutlierAbove = 1.4f;
 // A row's unit is the scale of a group that reaches the bound of outliers, halved so often.
 constexpr int kMostDoublings = 20;
 
-// How often the scale that fits values up to `bound` can be doubled from the unit and still fit those up to `magnitude`.
+// How often the unit is doubled for the scale of a group with values up to `magnitude`.
 inline int doublings_for(float magnitude, float bound) {
   int halvings = int(float_to_bits(bound) - float_to_bits(magnitude)) >> 23;  // of their ratio the whole part of log2
   return kMostDoublings - std::clamp(halvings, 0, kMostDoublings);
@@ -220,7 +221,8 @@ inline int doublings_for(float magnitude, float bound) {
 inline float power_of_two(int exponent) { return bits_to_float(uint32_t(exponent + 127) << 23); }
 
 // Values up to `magnitude`; inverse_unit is 127 / bound, at the unit's size.
-inline void quantize_group_in_units(const float* values, float magnitude, float bound, float inverse_unit, Int8Group* dst) {
+inline void quantize_group_in_units(const float* values, float magnitude, float bound, float inverse_unit,
+                                    Int8Group* dst) {
   int doublings = doublings_for(magnitude, bound);
   round_to_codes(values, inverse_unit * power_of_two(-doublings), dst);
   dst->doublings = doublings << 23;

@@ -67,12 +67,12 @@ inline void for_sweeps_by_rows(int64_t num_rows, int64_t num_blocks, ThreadShare
   }
 }
 
-// From so many rows a thread on, products are shared by rows: it costs more to fetch what another core wrote than to read
-// the weights with each thread.
+// From so many rows a thread on, products are shared by rows: it costs more to fetch what another core wrote than to
+// read the weights with each thread.
 constexpr int64_t kMinRowsOfThread = 16;
 
-// Few rows are shared by columns, so that each weight is read once; many like all that is done row by row, so that a core
-// reads what it wrote itself. Results do not depend on it.
+// Few rows are shared by columns, so that each weight is read once; many like all that is done row by row, so that a
+// core reads what it wrote itself. Results do not depend on it.
 template <class Body>
 inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, Body body) {
   if (num_rows < kMinRowsOfThread * share.num_threads) return for_sweeps_by_columns(num_rows, num_blocks, share, body);

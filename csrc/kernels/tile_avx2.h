@@ -225,7 +225,9 @@ template <class Format, bool has_outliers, int R>
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
   if constexpr (has_outliers) add_outliers<Format, R>(rows, row_bytes, kept, panel, sums);
-  if constexpr (Format::has_min) subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
+  if constexpr (Format::has_min) {
+    subtract_minimums<R>(rows, row_bytes, halves + Format::scale_rows * shape.columns, sums);
+  }
 #pragma GCC unroll 2
   for (int part = 0; part < Format::scale_rows; ++part) {
     keep_in_memory(sums);

@@ -115,7 +115,6 @@ template <class Format, int R>
 template <int R>
 [[gnu::always_inline]] inline void subtract_minimums(const uint8_t* rows, int64_t row_bytes, int pair, int vector,
                                                      __m512 mins, __m512 (&sums)[R][2]) {
-#pragma GCC unroll 2
   for (int r = 2 * pair; r < 2 * pair + 2 && r < R; ++r) {
     __m512 row_sum = _mm512_set1_ps(group_of_row(rows, row_bytes, r).sum);
     sums[r][vector] = _mm512_fnmadd_ps(mins, row_sum, sums[r][vector]);
@@ -196,13 +195,14 @@ template <class Format, int R>
   }
 }
 
-// Adds the products of a group. `kept` are the outliers of the first row. What does not wait for the group's dots is done
-// between their steps; after them it would hold up the next group's.
+// Adds the products of a group. `kept` are the outliers of the first row. What does not wait for the group's dots is
+// done between their steps; after them it would hold up the next group's.
 template <class Format, bool has_outliers, int R>
 [[gnu::always_inline]] inline void add_group(const uint8_t* rows, int64_t row_bytes, const uint8_t* kept,
                                              const uint8_t* panel, __m512 (&sums)[R][2]) {
   constexpr PanelShape shape = panel_shape(kLanes, Format::bits, Format::group, Format::has_min);
-  constexpr int outliers_step = 1, first_min_step = has_outliers ? outliers_step + 1 : 0, pairs = (kMaxTileRows + 1) / 2;
+  constexpr int outliers_step = 1, first_min_step = has_outliers ? outliers_step + 1 : 0;
+  constexpr int pairs = (kMaxTileRows + 1) / 2;
   static_assert(first_min_step + 2 * pairs <= kSteps, "after each step the minimums of two rows in one vector");
   constexpr int parts = Format::scale_rows, steps = kSteps / parts;
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + shape.codes_bytes);
