@@ -6,6 +6,9 @@ from codecs import utf_8_decode
 
 from octavo.tokenizer.token_bytes import TokenTexts
 
+# Python's decoder waits for the rest of a UTF-16 surrogate, though none is a character in UTF-8 (RFC 3629, section 3).
+SURROGATES = b"\xed\xa0", b"\xee"  # from the first of them, to what follows the last
+
 
 class Detokenizer:
     """Turns the token ids of one answer into text as they come.
@@ -47,4 +50,6 @@ class Detokenizer:
         held = self._held + self._texts.bytes[token_id]
         text, num_used = utf_8_decode(held, "replace", False)
         self._held = held[num_used:]
+        if SURROGATES[0] <= self._held < SURROGATES[1]:
+            text += self.flush()
         return text

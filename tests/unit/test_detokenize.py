@@ -82,6 +82,16 @@ def test_an_emoji_of_four_tokens_comes_out_whole(smollm2_path: Path) -> None:
     assert streamed(tokenizer, rocket[:2], True) == ["", "", "\ufffd"]
 
 
+def test_bytes_of_a_surrogate_are_not_held_back(smollm2_path: Path) -> None:
+    """UTF-8 has no surrogates, though Python's incremental decoder waits for all three bytes of one."""
+    tokenizer = tokenizer_of(smollm2_path)
+    by_byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    surrogate = [by_byte[bytes([byte])] for byte in b"\xed\xa1\x80"]
+    assert streamed(tokenizer, surrogate, True) == ["", "\ufffd\ufffd", "\ufffd", ""]
+    last_before = [by_byte[bytes([byte])] for byte in "\ud7ff".encode()]
+    assert streamed(tokenizer, last_before, True) == ["", "", "\ud7ff", ""]
+
+
 def test_a_skipped_special_token_does_not_break_a_character(gemma3_path: Path) -> None:
     tokenizer = tokenizer_of(gemma3_path)
     euro = [238 + byte for byte in "€".encode()]
