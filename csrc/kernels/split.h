@@ -83,7 +83,7 @@ inline void for_sweeps(int64_t num_rows, int64_t num_blocks, ThreadShare share, 
 // While several tiles read a panel, the first of those that need not fetch it fetch the next one, a part each.
 inline Prefetch prefetch_of(const Sweep& sweep, int64_t tile, const uint8_t* panel, int64_t panel_bytes,
                             int64_t num_groups) {
-  constexpr int64_t distance = 2048, max_parts = 4;
+  constexpr int64_t distance = 4096, max_parts = 4;
   int64_t tiles = sweep.last - sweep.first, part = tile - sweep.first;
   if (tiles == 1 || (sweep.is_first && part == 0)) return {panel + distance, panel_bytes / num_groups};
   if (sweep.is_first) tiles -= 1, part -= 1;
