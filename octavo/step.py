@@ -76,7 +76,7 @@ class RowStep(NamedTuple):
 
 
 class RowBlocks(NamedTuple):
-    """Blocks appended to the tables of a row that decodes: a tuple for each layer group, as in `RowStep`."""
+    """Blocks appended to the tables of a row that decodes, for tokens of this step or later ones; as in `RowStep`."""
 
     row: int
     new_block_ids: tuple[tuple[int, ...], ...]

@@ -76,10 +76,6 @@ class KvCache:
         """Blocks that are free, or cached and may be given up."""
         return self._groups.num_available
 
-    def has_free(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free in each group, so that nothing need be evicted for them."""
-        return self._groups.have_free(num_blocks)
-
     @property
     def num_evicted(self) -> int:
         """Blocks of known prefixes given up so far."""
@@ -147,6 +143,11 @@ class KvCache:
     def make_room(self, num_blocks: int, *, spare_wanted: bool = False) -> bool:
         """Evicts until `num_blocks` are free in each group; False if there is not enough to evict."""
         return self._groups.make_room(num_blocks, spare_wanted=spare_wanted)
+
+    def make_ample_room(self, num_blocks: int, num_spare_blocks: int) -> bool:
+        """The same, if so many more could be had after these and nothing goes that a waiting request wants."""
+        available = self._groups.are_available(num_blocks, num_spare_blocks)
+        return available and self._groups.make_room(num_blocks, spare_wanted=True)
 
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Makes known the blocks that have filled, and lets go of those that no window reaches any more.

@@ -31,12 +31,6 @@ class LayerGroups:
         """Blocks of the first group that are free, or cached and may be given up."""
         return self._pool.num_free + self._pool.num_cached
 
-    def have_free(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free in each."""
-        if self._pool.num_free < num_blocks:
-            return False
-        return not self._windows or all(group.pool.num_free >= num_blocks for group in self._windows)
-
     def are_available(self, num_new: int, num_spare: int) -> bool:
         """Whether `num_new` blocks can be had, and `num_spare` after that, but no more of these than windows reach."""
         return num_new + num_spare <= self.num_available and all(

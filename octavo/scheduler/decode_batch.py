@@ -15,19 +15,20 @@ from octavo.step import RowBlocks, StepPlan
 class DecodeBatch:
     """Requests of which each gets a token in every step, in batch order.
 
-    There is nothing to tell the rows of `states`: `plan` is a step that computes them and nothing else. Each of them
-    fills a block in every 16th step, and is looked at only then: `at_block_end` are those that just have. All of them
-    together hold `num_computed_tokens` in `num_slots`. The others, `apart`, take a `RowStep` each.
+    There is nothing to tell the rows of `states`: `plan` is a step that computes them and nothing else. As long as all
+    of them have free slots, for `num_free_steps` more, nothing is done in a step for any one of them: the tokens are
+    put aside, and `settle` gives them to their requests. All together hold `num_computed_tokens`, those put aside
+    among them, in `num_slots`. The others, `apart`, take a `RowStep` each.
     """
 
     __slots__ = (
-        "_appends",
         "_by_free_slots",
         "_costs",
         "_num_steps",
+        "_sampled",
         "apart",
-        "at_block_end",
         "num_computed_tokens",
+        "num_free_steps",
         "num_slots",
         "plan",
         "request_ids",
@@ -42,7 +43,6 @@ class DecodeBatch:
         self.rows = tuple([state.row for state in states if state.row is not None])
         self.request_ids = [state.request_id for state in states]
         self.plan = StepPlan((), (), decoding=self.rows)
-        self._appends = [state.token_ids.append for state in states]
         self._costs = [
             (account, num_requests * OUTPUT_TOKEN_COST)
             for account, num_requests in Counter([state.account for state in states]).items()
@@ -51,9 +51,10 @@ class DecodeBatch:
         for state in states:
             self._by_free_slots[-state.num_computed_tokens % BLOCK_TOKENS].append(state)
         self._num_steps = 0
+        self._sampled: list[Sequence[int]] = []
         self.num_computed_tokens = sum([state.num_computed_tokens for state in states])
         self.num_slots = sum([state.blocks.num_slots for state in states])
-        self.at_block_end = self._by_free_slots[0]
+        self._count_free_steps()
 
     def __len__(self) -> int:
         return len(self.states) + len(self.apart)
@@ -61,41 +62,68 @@ class DecodeBatch:
     @property
     def full(self) -> list[RequestState]:
         """Those of `states` whose next token needs another block."""
-        return [state for state in self.at_block_end if state.is_full]
+        return [state for state in self._by_free_slots[self._num_steps % BLOCK_TOKENS] if state.is_full]
+
+    @property
+    def short(self) -> list[RequestState]:
+        """Those of `states` that will need another block within a block's worth of steps."""
+        return [state for state in self.states if state.is_full or state.is_short]
 
     @property
     def num_missing_blocks(self) -> int:
         """How many blocks the next tokens of all need."""
         return len(self.full) + sum([state.is_full for state in self.apart])
 
-    def take_blocks(self, full: Sequence[RequestState]) -> tuple[RowBlocks, ...]:
-        """Gives a block to each of those that are `full`; so many must be free."""
-        self.num_slots += len(full) * BLOCK_TOKENS
-        return tuple([RowBlocks(state.row, state.blocks.append(1)) for state in full if state.row is not None])
+    def take_blocks(self, takers: Sequence[RequestState]) -> tuple[RowBlocks, ...]:
+        """Gives a block to each of these; so many must be free."""
+        if not takers:
+            return ()
+        new_blocks = [RowBlocks(state.row, state.blocks.append(1)) for state in takers if state.row is not None]
+        self.num_slots += len(takers) * BLOCK_TOKENS
+        self._count_free_steps()
+        return tuple(new_blocks)
 
     def plan_with(self, new_blocks: tuple[RowBlocks, ...]) -> StepPlan:
         """A step of `states` for some of whom there are new blocks."""
         return StepPlan((), (), decoding=self.rows, new_blocks=new_blocks) if new_blocks else self.plan
 
     def append_sampled(self, token_ids: Sequence[int]) -> None:
-        """A step has been made: each of `states` takes in the token that was sampled for it."""
-        for append, token_id in zip(self._appends, token_ids, strict=True):
-            append(token_id)
-        for account, cost in self._costs:
-            account.charge(cost)
+        """A step has been made: one token for each of `states`, put aside."""
+        self._sampled.append(token_ids)
         self._num_steps += 1
+        self.num_free_steps -= 1
         self.num_computed_tokens += len(self.states)
-        self.at_block_end = self._by_free_slots[self._num_steps % BLOCK_TOKENS]
+
+    def settle(self) -> list[RequestState]:
+        """Each of `states` takes in the tokens put aside for it, and pays; gives those that have filled a block."""
+        sampled, num_steps = self._sampled, len(self._sampled)
+        if not num_steps:
+            return []
+        self._sampled = []
+        for state, token_ids in zip(self.states, zip(*sampled, strict=True), strict=True):
+            state.token_ids.extend(token_ids)
+        for account, cost in self._costs:
+            account.charge(num_steps * cost)
+        recent = range(self._num_steps - min(num_steps, BLOCK_TOKENS) + 1, self._num_steps + 1)
+        return [state for step in recent for state in self._by_free_slots[step % BLOCK_TOKENS]]
+
+    def _count_free_steps(self) -> None:
+        self.num_free_steps = min([state.num_free_slots for state in self.states], default=0)
 
     def check_integrity(self) -> None:
         """Raises `EngineError` unless all have one token to compute, `states` in their rows, and at the right slot."""
+        num_aside = len(self._sampled)
+        num_computed = {state: state.num_computed_tokens + num_aside for state in self.states}
         if any(state.num_uncomputed_tokens != 1 for state in (*self.states, *self.apart)):
             raise EngineError("a request that decodes has not just its newest token to compute")
         if any(not state.is_plain or state.row != row for state, row in zip(self.states, self.rows, strict=True)):
             raise EngineError("a request that decodes has another row, or something to tell it")
-        if self.at_block_end != [s for s in self.states if s.num_computed_tokens % BLOCK_TOKENS == 0]:
+        at_block_end = [state for state in self.states if num_computed[state] % BLOCK_TOKENS == 0]
+        if self._by_free_slots[self._num_steps % BLOCK_TOKENS] != at_block_end:
             raise EngineError("a request that decodes is at another slot of its block than was counted")
-        if self.num_computed_tokens != sum(state.num_computed_tokens for state in self.states):
+        if any(state.blocks.num_slots < num_computed[state] + self.num_free_steps for state in self.states):
+            raise EngineError("a request that decodes has fewer free slots than was counted")
+        if self.num_computed_tokens != sum(num_computed.values()):
             raise EngineError("requests that decode have computed other tokens than were counted")
         if self.num_slots != sum(state.blocks.num_slots for state in self.states):
             raise EngineError("requests that decode have other blocks than were counted")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from octavo.config import BLOCK_TOKENS
 from octavo.kvcache.block_table import BlockTable
 from octavo.kvcache.prefix_tree import TOKEN_TYPE, TokenIds
 from octavo.request import Request
@@ -36,6 +37,8 @@ class RequestState:
     `num_start_tokens` is how many tokens were known when the request took its row,
     `num_cached_tokens` how many of the prompt were known to the KV cache when it did so first (None: it has not).
 
+    At most `max_computed_tokens` are ever computed: never the last one that the request may have.
+
     `account` pays for what is computed, and has paid for `num_charged_tokens`; `rank` is the place among that account's
     requests; `line` is where the request waits, if it does. `num_entry_tokens` is how many of its tokens the KV cache
     knew when it entered, or, while it waits, when it was looked up. `num_reserved_blocks` are kept for it,
@@ -52,6 +55,7 @@ class RequestState:
         "forbidden_token_ids",
         "is_beam",
         "line",
+        "max_computed_tokens",
         "min_total_tokens",
         "num_cached_tokens",
         "num_charged_tokens",
@@ -89,6 +93,7 @@ class RequestState:
         self.num_uncomputed_tokens = self.num_untold_tokens = len(self.token_ids)
         self.num_start_tokens = 0
         self.num_scored_tokens = 0
+        self.max_computed_tokens = len(self.token_ids) + (request.sampling.max_tokens or 1) - 1
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.row: int | None = None
         self.blocks = blocks
@@ -162,9 +167,19 @@ class RequestState:
         return self.num_untold_tokens == len(self.token_ids)
 
     @property
+    def num_free_slots(self) -> int:
+        """How many more tokens can be computed without another block."""
+        return self.blocks.num_slots - self.num_computed_tokens
+
+    @property
     def is_full(self) -> bool:
         """Whether the next token to compute needs another block."""
-        return len(self.token_ids) - self.num_uncomputed_tokens == self.blocks.num_slots
+        return self.num_free_slots == 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether one of the next few tokens, of which a block has room for all, may need another block."""
+        return self.num_free_slots < BLOCK_TOKENS and self.blocks.num_slots < self.max_computed_tokens
 
     @property
     def is_plain(self) -> bool:

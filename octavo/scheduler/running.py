@@ -49,8 +49,12 @@ class Running:
         """Whether that is still the batch, and nobody else runs."""
         return batch is self._batch and not (self.prefilling or self.awaiting or batch.apart)
 
+    def settle(self) -> list[RequestState]:
+        """Those who decode take in the tokens of the steps just made; gives those that have filled a block."""
+        return [] if self._batch is None else self._batch.settle()
+
     def regroup(self) -> None:
-        """A request decodes now, does no longer, or its row has been told of all its tokens."""
+        """A request decodes now, does no longer, or its row has been told of all its tokens. All has been settled."""
         self._batch = None
 
     @property

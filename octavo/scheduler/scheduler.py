@@ -40,6 +40,9 @@ from octavo.step import RowStep, ScoredTokens, StepOutput, StepPlan, TokenLogpro
 
 DEFAULT_SCHEDULING = SchedulingConfig()
 
+AMPLE = 3
+"""Blocks are taken before they are needed if so many times as many are left."""
+
 MOST_DISPLACED = 8
 """So many requests, at most, make way in one step for one that waits."""
 
@@ -93,6 +96,7 @@ class Scheduler:
         self._admission.check_fits(request)
         if not request.is_admitted:
             self.check_queue(len(request.prompt_token_ids))
+        self._settle()
         blocks = self._kv.open(request.prefix_key, request.parent_id)
         state = RequestState(request, blocks, self._order.enter(request), self._policy.expendability(request))
         self._states[request.request_id] = state
@@ -109,6 +113,7 @@ class Scheduler:
         state = self._states.pop(request_id, None)
         if state is None:
             return False
+        self._settle()
         if state.line is not None:
             self._waiting.remove(state)
         elif self._parked.pop(request_id, None) is None:
@@ -121,6 +126,7 @@ class Scheduler:
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tokens that follow without being sampled: the next steps compute them like any others that are known."""
+        self._settle()
         state = self._states[request_id]
         state.extend(token_ids)
         if state.line is not None:
@@ -135,6 +141,7 @@ class Scheduler:
 
         They part by what `extend` gives each of them. Without a row or a block for it, the new request waits.
         """
+        self._settle()
         parent = self._states[parent_id]
         account = self._order.enter(parent.request)
         rank = self._order.rank_beside(parent)
@@ -185,17 +192,15 @@ class Scheduler:
         return self._go_on() or self._decide()
 
     def _go_on(self) -> StepPlan | None:
-        """The last step again, with blocks for those who have filled theirs; None if there is more to decide."""
+        """The last step again; None if there is more to decide, or somebody needs a block."""
         batch = self._draft.batch
         if not self._draft.only_decodes or not self._running.only_decodes(batch) or self._waiting.num_requests:
             return None
-        full = batch.full
-        if not full:
-            return batch.plan
-        return batch.plan_with(batch.take_blocks(full)) if self._kv.has_free(len(full)) else None
+        return batch.plan if batch.num_free_steps > 0 else None
 
     def _decide(self) -> StepPlan:
         """Any step."""
+        self._settle()
         now = self._clock()
         if self._pace.learns:
             self._pace.begin(now)
@@ -225,21 +230,16 @@ class Scheduler:
             batch = draft.list_batch()
         num_decoding = len(batch.states)
         token_ids, logprobs = output.token_ids[:num_decoding], output.logprobs[:num_decoding]
-        self._take_in_decoded(batch, token_ids)
+        batch.append_sampled(token_ids)
         others = self._take_in_steps(draft, output) if draft.steps else []
         if not logprobs:
             return NewTokens(batch.request_ids, token_ids, others)
         reported = map(NewToken, batch.request_ids, token_ids, repeat(False), logprobs)
         return NewTokens((), (), [*reported, *others])
 
-    def _take_in_decoded(self, batch: DecodeBatch, token_ids: Sequence[int]) -> None:
-        """What was sampled for the requests of a batch, all of which are still here."""
-        batch.append_sampled(token_ids)
-        for state in batch.at_block_end:
-            self._publish(state)
-
     def _take_in_steps(self, draft: Draft, output: StepOutput) -> list[NewToken]:
         """What the draft's `steps` have computed."""
+        self._settle()
         num_decoding = len(draft.batch.states)
         sampled = zip(output.token_ids[num_decoding:], output.logprobs[num_decoding:] or repeat(None), strict=False)
         scored = iter(output.scored)
@@ -336,9 +336,22 @@ class Scheduler:
         draft.num_decoding = len(batch)
         if self._pace.learns:
             draft.size = StepSize(len(batch.states), float(batch.num_computed_tokens), len(batch.states))
-        draft.new_blocks = batch.take_blocks(batch.full)
+        draft.new_blocks = batch.take_blocks(self._block_takers(batch))
         for state in batch.apart:
             self._decode_apart(state, draft)
+
+    def _block_takers(self, batch: DecodeBatch) -> list[RequestState]:
+        """Who gets a block: those that are full; with them, if memory is ample, those that will soon be.
+
+        So blocks are taken in one step of 16, and nothing is left to decide in the others.
+        """
+        full = batch.full
+        if not full:
+            return []
+        short = batch.short
+        num_blocks = len(short) + len(batch.apart)
+        num_spare = AMPLE * num_blocks + self._running.num_reserved_blocks
+        return short if self._kv.make_ample_room(num_blocks, num_spare) else full
 
     def _decode_apart(self, state: RequestState, draft: Draft) -> None:
         """One token for a request whose row is told more than to go on."""
@@ -365,6 +378,11 @@ class Scheduler:
             draft.only_decodes = draft.is_bare and not moves.any
         self.step_counts = draft.counts
         return draft.batch.plan_with(draft.new_blocks) if draft.only_decodes else draft.plan(moves)
+
+    def _settle(self) -> None:
+        """Brings up to date what is known of the requests that decode, before anybody comes, goes or looks at them."""
+        for state in self._running.settle():
+            self._publish(state)
 
     def _publish(self, state: RequestState) -> None:
         """What the request has completed can be shared from now on."""

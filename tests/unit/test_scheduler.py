@@ -420,13 +420,49 @@ def test_a_plan_that_only_decodes_holds_until_a_block_is_needed_or_somebody_come
     assert all(len(plan.decoding) == 2 and not plan.steps for plan in plans)
     changed = [before is not plan for before, plan in pairwise(plans)]
     needs_block = [bool(plan.new_blocks) for plan in plans]
-    assert changed == [any(pair) for pair in pairwise(needs_block)] and sum(needs_block) == 4
+    assert changed == [any(pair) for pair in pairwise(needs_block)]
+    assert [len(plan.new_blocks) for plan in plans if plan.new_blocks] == [2, 2]  # both, when one has filled its last
     harness.add(make_request("new", [7] * 5, 60, min_tokens=60))
     harness.step()
     assert len(harness.executor.plans[-1].steps) == 1
     harness.step()
     assert len(harness.executor.plans[-1].decoding) == 3
     harness.end("0")
+    harness.run_to_the_end()
+    harness.check_outputs()
+
+
+def test_blocks_are_taken_ahead_only_where_memory_is_ample_and_tokens_will_come() -> None:
+    def blocks_at_a_time(num_blocks: int, max_tokens: int) -> list[int]:
+        harness = Harness(num_blocks, 4, 64)
+        for index, length in enumerate((3, 9)):
+            harness.add(make_request(str(index), [5 + index] * length, max_tokens, min_tokens=max_tokens))
+        harness.run_to_the_end()
+        harness.check_outputs()
+        return [len(plan.new_blocks) for plan in harness.executor.plans if plan.new_blocks]
+
+    assert blocks_at_a_time(num_blocks=12, max_tokens=40) == [2, 2]
+    assert blocks_at_a_time(num_blocks=6, max_tokens=40) == [1, 1, 1, 1]
+    assert blocks_at_a_time(num_blocks=100, max_tokens=13) == [1]  # the first ends with its block
+
+
+def test_tokens_put_aside_are_known_when_a_request_goes_comes_or_is_extended() -> None:
+    """In the middle of steps that are all alike."""
+    harness = Harness(100, 4, 64)
+    for index in range(3):
+        harness.add(make_request(str(index), [5 + index] * 4, 60, min_tokens=60))
+    for _ in range(6):
+        harness.step()
+    harness.end("0")
+    for _ in range(3):
+        harness.step()
+    said = [5] * 4 + harness.outputs["0"][:-1]
+    harness.add(make_request("like 0", said, 20, min_tokens=20))
+    for _ in range(3):
+        harness.step()
+    harness.num_jumped = 5
+    harness.jump("1")
+    harness.num_jumped = 0
     harness.run_to_the_end()
     harness.check_outputs()
 
