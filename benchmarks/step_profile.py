@@ -166,8 +166,9 @@ class Floors:
             case Sample():
                 return self._product(self.num_logit_rows, operation.weight)
             case Attention() if not self.has_prompt:
-                kv_bytes = 2 * operation.kv.num_kv_heads * operation.kv.head_size * 2 * self.decoding_context
-                return kv_bytes / self.limits.state.read_gb_per_s * 1e-6
+                group = next(group for group in self.executor.kv_groups if group.window == operation.kv.window)
+                token_bytes = group.block_bytes / group.num_layers / BLOCK_TOKENS
+                return token_bytes * self.decoding_context / self.limits.state.read_gb_per_s * 1e-6
         return None
 
     def _product(self, num_rows: int, *names: str) -> float:
