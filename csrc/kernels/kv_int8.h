@@ -147,20 +147,23 @@ struct Int8Pages : Int8Products {
   static float output(float sum, float weight_scale) { return sum * weight_scale; }
   static float product(const Left* weights, int token, Element value) { return float(weight(weights, token) * value); }
 
-  // The scales of a key tile's values, which in a page follow those of the keys; those of slots no query sees are zero,
-  // whatever was left there.
+  // The scales of a key tile's values, which in a page follow those of the keys. Those of slots no query sees are zero,
+  // whatever was left there, also where a softmax, which takes two pages at a time, goes beyond the tile's.
   template <class KeyTile>
   static void load_value_scales(KeyTile& tile) {
-    memset(tile.value_scales, 0, sizeof tile.value_scales);
-    int64_t offset = tile.keys_to_values - kPage * int64_t(sizeof(float));
-    int tokens = tile.num_tokens;
-    for (int page = tile.first; page < tile.end; ++page, tokens -= kPage) {
+    constexpr int64_t scales_bytes = kPage * int64_t(sizeof(float));
+    if (tile.first % 2 == 1) memset(tile.value_scales + (tile.first - 1) * kPage, 0, scales_bytes);
+    if (tile.end % 2 == 1) memset(tile.value_scales + tile.end * kPage, 0, scales_bytes);
+    int64_t offset = tile.keys_to_values - scales_bytes;
+    for (int page = tile.first; page < tile.end; ++page) {
       const uint8_t* scales = tile.keys[page] + offset;
-      memcpy(tile.value_scales + page * kPage, scales, size_t(tokens < kPage ? tokens : kPage) * sizeof(float));
+      memcpy(tile.value_scales + page * kPage, scales, scales_bytes);
       const uint8_t* next = scales + tile.keys_to_values + tile.values_to_next[page];
       __builtin_prefetch(next);
-      __builtin_prefetch(next - kPage * sizeof(float));
+      __builtin_prefetch(next - scales_bytes);
     }
+    int end = tile.first * kPage + tile.num_tokens;
+    for (int i = end; i < tile.end * kPage; ++i) tile.value_scales[i] = 0;
   }
 };
 
