@@ -42,21 +42,25 @@ class Decoding:
         self._arrays = arrays
         self._known_token_ids = known_token_ids
         self._num_known_tokens = num_known_tokens
-        self._first_positions = arrays.positions[:count].copy()
-        self._token_ids = arrays.token_ids[np.newaxis, :count]
-        self._sampling = arrays.sampling[:count]
         self._looks_back = arrays.looks_back(count)
-        self._steps: list[abi.Step] = []
-        self._sampled: list[Int32Array] = []
+        self._token_ids: Int32Array = np.empty((NUM_AHEAD + 1, count), np.int32)
+        self._token_ids[0] = arrays.token_ids[:count]
+        self._positions: Int32Array = arrays.positions[:count] + np.arange(NUM_AHEAD, dtype=np.int32)[:, np.newaxis]
+        self._sampling = np.repeat(arrays.sampling[np.newaxis, :count], NUM_AHEAD, axis=0)
+        self._sampling["position"] = self._positions + 1
+        self._steps = arrays.steps_over(self._token_ids, self._positions, self._sampling)
+        self._sampled = list(self._token_ids[1:])
+        self._num_possible = self._count_possible()
         self._num_done = self._num_told = 0
         self._is_whole = True
-        self._lay_out()
 
     def continued_by(self, plan: StepPlan) -> bool:
         """Whether the plan is one more step of the same rows, for which they have room."""
         if plan.decoding != self._rows or plan.steps or plan.copies or not self._is_whole:
             return False
-        return self._num_done < len(self._steps) or self._lay_out()
+        if self._num_done == NUM_AHEAD:
+            self._move_on()
+        return self._num_done < self._num_possible
 
     def run(self, run: Callable[[abi.Step], None]) -> StepOutput:
         """Makes the next step."""
@@ -74,25 +78,20 @@ class Decoding:
         """Writes down the tokens sampled since the last time."""
         first, last = self._num_told + 1, self._num_done + 1
         if first < last:
-            places = self._first_positions[:, np.newaxis] + np.arange(first, last)
+            places = self._positions[0][:, np.newaxis] + np.arange(first, last)
             self._known_token_ids[self._row_indices[:, np.newaxis], places] = self._token_ids[first:last].T
             self._num_known_tokens[self._row_indices] += last - first
             self._num_told = self._num_done
 
-    def _lay_out(self) -> bool:
-        """Lays out the next steps; False if some row is full."""
+    def _move_on(self) -> None:
+        """Lays out the next steps, in the same memory."""
         self.tell()
-        self._first_positions += self._num_done
-        num_steps = min(NUM_AHEAD, self._known_token_ids.shape[1] - 1 - int(self._first_positions.max()))
-        if num_steps <= 0:
-            return False
-        token_ids = np.empty((num_steps + 1, len(self._rows)), np.int32)
-        token_ids[0] = self._token_ids[self._num_done]
-        positions = self._first_positions + np.arange(num_steps, dtype=np.int32)[:, np.newaxis]
-        sampling = np.repeat(self._sampling[np.newaxis], num_steps, axis=0)
-        sampling["position"] = positions + 1
-        self._token_ids, self._positions, self._sampling_ahead = token_ids, positions, sampling
-        self._sampled = list(token_ids[1:])
-        self._steps = self._arrays.steps_over(token_ids, positions, sampling)
+        self._token_ids[0] = self._token_ids[NUM_AHEAD]
+        self._positions += NUM_AHEAD
+        self._sampling["position"] += NUM_AHEAD
+        self._num_possible = self._count_possible()
         self._num_done = self._num_told = 0
-        return True
+
+    def _count_possible(self) -> int:
+        """For how many of the next steps all rows have room; it may be more than are laid out."""
+        return int(self._known_token_ids.shape[1] - 1 - self._positions[0].max())
