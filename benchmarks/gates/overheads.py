@@ -42,8 +42,9 @@ def steps(context: Context, files: Files) -> Iterator[Gate]:
     state = measure_state(context)
     for costs in run_apart("step_cost", str(files.smollm2)):
         running = costs["running"]
-        note = f"executor {costs['executor']:.0f} us, schedule {costs['schedule']:.0f}, output {costs['output']:.0f}"
-        name = f"Python in a step, {running} running"
+        parts = ", ".join(f"{part} {costs[part]:.0f}" for part in ("executor", "schedule", "output"))
+        note = f"mean {costs['mean']:.0f} us; {parts}"
+        name = f"Python in a step, {running} running, median"
         yield Gate("steps", name, "us", 50 + 2 * running, costs["step"], state, note=note, at_most=True)
     with LoadedModel(files.smollm2) as model:
         share = model.idle_cpu(IDLE_AFTER_S, IDLE_DURING_S)
